@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, load_options, parse_names, print_json, print_table, say, say_notes, table
+from vitlab.cli.console import console, load_options, parse_names, print_json, print_table, say, say_notes
 from vitlab.cli.options import (
     SIZE,
     BatchSize,
@@ -31,7 +30,7 @@ from vitlab.explain.scale import DEFAULT, SCALES
 from vitlab.printable import one_line
 
 if TYPE_CHECKING:
-    from vitlab.explain.subject import Explanation, Subject
+    from vitlab.explain.subject import Subject
     from vitlab.images.read import Source
 
 app = Commands("Draw what a model sees, on the images themselves.\n\nThe numbers go beside each drawing as .npz.")
@@ -341,138 +340,35 @@ def _run(
     subject = open_model(inputs.checkpoint, names, encoder)
     if names and not subject.views:
         if output.json:
-            print_json(_report(inputs, subject, []))
-        _fail(subject, len(names))
+            print_json({**subject.to_dict(), "files": []})
+        _fail(subject)
     if second is not None:
         arguments["other"] = open_model(second, subject.sources)
     explanation = getattr(figures, figure)(subject, **arguments)
-    files = explanation.save(path, html=page_file(output.html))
+    files = [str(file) for file in explanation.save(path, html=page_file(output.html))]
     say_notes(map(one_line, explanation.notes))
     if output.json:
-        print_json({**_report(inputs, subject, files), **explanation.results})
+        print_json({**subject.to_dict(), "files": files, **explanation.results})
     else:
         for view in subject.views:
             _print(f"{view.name}: {view.prediction}" if view.prediction else view.name)
-        if figure in PRINTERS:
-            PRINTERS[figure](explanation)
+        for table in explanation.tables:
+            print_table(table)
         for file in files:
             _print(f"written: {file}")
     if subject.failed:
-        _fail(subject, len(names))
+        _fail(subject)
 
 
-def _report(inputs: Inputs | OptionalInputs, subject: Subject, files: Sequence[Path]) -> dict[str, Any]:
-    views = iter(subject.views)
-    images: list[dict[str, Any]] = []
-    for name in inputs.images or []:
-        if name in subject.failed:
-            images.append({"image": name, "error": subject.failed[name]})
-        else:
-            view = next(views)
-            images.append({"image": name, "label": view.label, "probability": view.probability})
-    return {"checkpoint": inputs.checkpoint, "images": images, "files": [str(file) for file in files]}
-
-
-def _fail(subject: Subject, images: int) -> None:
+def _fail(subject: Subject) -> None:
     for message in subject.failed.values():
         say(f"vitlab: {one_line(message)}")
-    say(f"{len(subject.failed)} of {images} images could not be read.")
+    say(f"{len(subject.failed)} of {len(subject.names)} images could not be read.")
     raise SystemExit(1)
 
 
 def _print(line: str) -> None:
     console().print(one_line(line), soft_wrap=True)
-
-
-def _print_agreements(explanation: Explanation) -> None:
-    grid = table("map", "and map", "rank correlation", right=("rank correlation",))
-    for row in explanation.results["agreement"]:
-        values = [value for value in row["agreement"] if value is not None]
-        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        grid.add_row(row["first"], row["second"], f"{mean(values):.2f}{spread}" if values else "a map is flat")
-    console().print(grid)
-
-
-def _print_scores(explanation: Explanation) -> None:
-    from vitlab.explain.faithfulness import scores_table
-
-    print_table(scores_table(explanation.results["scores"]))
-
-
-def _print_neighbours(explanation: Explanation) -> None:
-    for view, row in zip(explanation.subject.views, explanation.results["neighbours"], strict=True):
-        for neighbour in row:
-            _print(f"{view.name}  {neighbour['similarity']:.3f}  {neighbour['image']}")
-
-
-def _print_errors(explanation: Explanation) -> None:
-    hidden = explanation.results["hidden_patches"]
-    for view, error in zip(explanation.subject.views, explanation.results["error"], strict=True):
-        _print(f"{view.name}: error {error:.4f} over {hidden} hidden patches")
-
-
-def _print_lens(explanation: Explanation) -> None:
-    results = explanation.results
-    for i, view in enumerate(explanation.subject.views):
-        grid = table("layer", "top class", "probability", results["explained"][i], right=("probability",))
-        rows = zip(
-            results["layers"],
-            results["top"][i],
-            results["probability"][i],
-            results["explained_probability"][i],
-            strict=True,
-        )
-        for layer, label, probability, of_target in rows:
-            grid.add_row(str(layer), label, f"{probability:.3f}", f"{of_target:.3f}")
-        _print(view.name)
-        console().print(grid)
-
-
-def _print_shares(explanation: Explanation) -> None:
-    results = explanation.results
-    for i, view in enumerate(explanation.subject.views):
-        _print(
-            f"{view.name}: logit of {results['explained'][i]} {results['logit'][i]:.4f}, sum {results['sum'][i]:.4f}"
-        )
-        grid = table("part", "share", right=("share",))
-        for name, share in sorted(results["shares"][i].items(), key=lambda row: -abs(row[1]))[:LISTED]:
-            grid.add_row(name, f"{share:+.4f}")
-        console().print(grid)
-
-
-def _print_ablation(explanation: Explanation) -> None:
-    results = explanation.results
-    for i, view in enumerate(explanation.subject.views):
-        _print(f"{view.name}: logit of {results['explained'][i]} {results['logit'][i]:.4f}; strongest changes:")
-        rows = [(f"layer {n}, {kind}", v) for kind in ("attention", "mlps") for n, v in enumerate(results[kind][i])]
-        for layer, row in enumerate(results["heads"][i]):
-            rows += [(f"layer {layer}, head {head}", value) for head, value in enumerate(row) if value is not None]
-        grid = table("without", "change", right=("change",))
-        for name, change in sorted(rows, key=lambda row: -abs(row[1]))[:LISTED]:
-            grid.add_row(name.replace("mlps", "MLP"), f"{change:+.4f}")
-        console().print(grid)
-
-
-def _print_patching(explanation: Explanation) -> None:
-    results = explanation.results
-    _print(f"logit of {results['explained']}: {results['logit']:.4f} and {results['other_logit']:.4f}")
-    grid = table("layer", *results["moved"], right=tuple(results["moved"]))
-    for layer, row in enumerate(zip(*results["moved"].values(), strict=True)):
-        grid.add_row(str(layer), *("" if value is None else f"{value:.2f}" for value in row))
-    console().print(grid)
-
-
-LISTED = 12  # the strongest parts that are printed
-PRINTERS = {
-    "ablate": _print_ablation,
-    "attribution": _print_shares,
-    "lens": _print_lens,
-    "patch": _print_patching,
-    "compare": _print_agreements,
-    "faithfulness": _print_scores,
-    "neighbours": _print_neighbours,
-    "reconstruct": _print_errors,
-}
 
 
 def _parse_query(text: str | None) -> str | tuple[float, float] | None:

@@ -126,23 +126,19 @@ class MethodScores(Tabular, list[MethodScore]):
     """A list of scores, shown as a table."""
 
     def table(self) -> Table:
-        return scores_table([score.to_dict() for score in self])
-
-
-def scores_table(scores: Sequence[Mapping[str, Any]]) -> Table:
-    """Of scores as plain values, `MethodScore.to_dict`."""
-    numbers = ("area", "better than random by", "better in")
-    note = "Area: deletion and road lower is better, insertion higher."
-    if any(score["images"] == 1 for score in scores):  # what one image says of a method is chance
-        rows = [[score["kind"], score["method"], f"{score['area']:.3f}"] for score in scores]
-        return Table(["test", "method", "area"], rows, ("area",), notes=[note, ONE_IMAGE])
-    rows = []
-    for score in scores:
-        cells = [f"{score['area']:.3f} ± {score['spread']:.3f}", "", ""]
-        if score["method"] != "random":
-            cells[1:] = [f"{score['gain']:+.3f} ± {score['gain_spread']:.3f}", f"{score['wins']:.0%}"]
-        rows.append([score["kind"], score["method"], *cells])
-    return Table(["test", "method", *numbers], rows, numbers, notes=[note])
+        scores = [score.to_dict() for score in self]
+        numbers = ("area", "better than random by", "better in")
+        note = "Area: deletion and road lower is better, insertion higher."
+        if any(score["images"] == 1 for score in scores):  # what one image says of a method is chance
+            rows = [[score["kind"], score["method"], f"{score['area']:.3f}"] for score in scores]
+            return Table(["test", "method", "area"], rows, ("area",), notes=[note, ONE_IMAGE])
+        rows = []
+        for score in scores:
+            cells = [f"{score['area']:.3f} ± {score['spread']:.3f}", "", ""]
+            if score["method"] != "random":
+                cells[1:] = [f"{score['gain']:+.3f} ± {score['gain_spread']:.3f}", f"{score['wins']:.0%}"]
+            rows.append([score["kind"], score["method"], *cells])
+        return Table(["test", "method", *numbers], rows, numbers, notes=[note])
 
 
 def compare_methods(

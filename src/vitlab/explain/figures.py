@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from vitlab.images.read import read_image
 from vitlab.layers.reducer import Reducer
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.reduce import reducer_of
+from vitlab.tables import Table
 
 WITH_ANOTHER = ("rollout", "grad_cam", "attention", "relevance")  # the first that two models support
 COLUMNS = 12  # layers in a figure of several images
@@ -212,7 +214,7 @@ def compare(
     shown = {headings[name]: column for name, column in columns.items()}
     explanation = _maps(subject, title, shown, numbers, results, note=note, captions=captions, signed=signed)
     notes = [f"{METHODS[name].title} is left out: {reason}" for name, reason in left_out.items()]
-    return replace(explanation, notes=[*notes, *explanation.notes])
+    return replace(explanation, notes=[*notes, *explanation.notes], tables=[_agreement_table(rows)])
 
 
 def _comparable(names: Sequence[str], subjects: Sequence[Subject]) -> tuple[list[str], dict[str, str]]:
@@ -311,7 +313,10 @@ def neighbours(subject: Subject, folder: str | Path, k: int = 5) -> Explanation:
         "similarity": [[one.similarity for one in row] for row in rows],
     }
     results = [[{"image": one.name, "similarity": one.similarity} for one in row] for row in rows]
-    return Explanation(subject, title, figure, numbers, {"neighbours": results}, notes=notes)
+    pairs = [(view, one) for view, row in zip(subject.views, rows, strict=True) for one in row]
+    cells = [[view.name, f"{one.similarity:.3f}", one.name] for view, one in pairs]
+    table = Table(["image", "similarity", "neighbour"], cells, ("similarity",))
+    return Explanation(subject, title, figure, numbers, {"neighbours": results}, notes=notes, tables=[table])
 
 
 def faithfulness(
@@ -330,7 +335,8 @@ def faithfulness(
     title = f"Faithfulness, {subject.name}"
     numbers = {f"{score.kind}_{score.method}": score.curves.numpy() for score in scores}
     results = {"scores": [score.to_dict() for score in scores]}
-    return Explanation(subject, title, lambda: draw.faithfulness(scores, title=title), numbers, results)
+    figure = lambda: draw.faithfulness(scores, title=title)
+    return Explanation(subject, title, figure, numbers, results, tables=[scores.table()])
 
 
 def reconstruct(subject: Subject, mask_ratio: float | None = None, seed: int = 0) -> Explanation:
@@ -359,7 +365,9 @@ def reconstruct(subject: Subject, mask_ratio: float | None = None, seed: int = 0
     }
     hidden = int(result.mask[0].sum())
     results = {"error": result.error.tolist(), "hidden_patches": hidden, "mask_ratio": share, "seed": seed}
-    return Explanation(subject, title, figure, numbers, results)
+    rows = [[view.name, f"{error:.4f}", str(hidden)] for view, error in zip(views, results["error"], strict=True)]
+    table = Table(["image", "error", "hidden patches"], rows, ("error", "hidden patches"))
+    return Explanation(subject, title, figure, numbers, results, tables=[table])
 
 
 def pruned(subject: Subject, reducer: str | Reducer = "tome:r=8") -> Explanation:
@@ -370,6 +378,15 @@ def pruned(subject: Subject, reducer: str | Reducer = "tome:r=8") -> Explanation
     numbers = {"groups": result.groups, "tokens": result.tokens, "changed": np.array(result.changed, dtype=int)}
     figure = lambda: draw.pruned(subject.views, result, title=title)
     return Explanation(subject, title, figure, numbers, {"tokens": result.tokens.tolist()})
+
+
+def _agreement_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    cells = []
+    for row in rows:
+        values = [value for value in row["agreement"] if value is not None]
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        cells.append([row["first"], row["second"], f"{mean(values):.2f}{spread}" if values else "a map is flat"])
+    return Table(["map", "and map", "rank correlation"], cells, ("rank correlation",))
 
 
 def _trust(guess: Foreground) -> list[dict[str, Any]]:

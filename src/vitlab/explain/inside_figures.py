@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,11 @@ from vitlab.explain.relevance import Target
 from vitlab.explain.stages import Stages
 from vitlab.explain.subject import Explanation, Subject
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Table
 
 CLOSE = 0.5  # between two logits
+LISTED = 12  # the strongest parts, in a table
+HALVES = {"attention": "attention", "MLP": "mlps"}  # title -> field of Ablation
 STAGE = "Only the last stage has tokens that the head can read: its layers, and its own grid."
 
 
@@ -58,7 +62,14 @@ def lens(subject: Subject, target: Target = None) -> Explanation:
         "explained": _labels(model, result.target),
         "explained_probability": of_target,
     }
-    return Explanation(subject, title, figure, numbers, results, notes=_stage_note(model))
+    tables = []
+    for i, view in enumerate(subject.views):
+        followed = results["explained"][i]
+        columns = zip(result.layers, labels[i], results["probability"][i], of_target[i], strict=True)
+        rows = [[str(layer), label, f"{best:.3f}", f"{own:.3f}"] for layer, label, best, own in columns]
+        right = ("probability", followed)
+        tables.append(Table(["layer", "top class", *right], rows, right, heading=[view.name]))
+    return Explanation(subject, title, figure, numbers, results, notes=_stage_note(model), tables=tables)
 
 
 def attribution(subject: Subject, target: Target = None) -> Explanation:
@@ -92,7 +103,12 @@ def attribution(subject: Subject, target: Target = None) -> Explanation:
         "class": result.target,
     }
     results = {"explained": labels, "logit": result.logit.tolist(), "sum": result.total.tolist(), "shares": shares}
-    return Explanation(subject, title, figure, {**numbers, "patches": patches}, results, notes=_stage_note(model))
+    tables = []
+    for view, label, logit, total, parts in zip(views, labels, results["logit"], results["sum"], shares, strict=True):
+        heading = f"{view.name}: logit of {label} {logit:.4f}, sum {total:.4f}"
+        tables.append(Table(["part", "share"], _strongest(parts), ("share",), heading=[heading]))
+    numbers["patches"] = patches
+    return Explanation(subject, title, figure, numbers, results, notes=_stage_note(model), tables=tables)
 
 
 def ablate(subject: Subject, how: How = "zero", target: Target = None) -> Explanation:
@@ -109,13 +125,18 @@ def ablate(subject: Subject, how: How = "zero", target: Target = None) -> Explan
         "Blue: the logit falls, so the part spoke for the class.",
     ]
     mean = {name: part.mean(0) for name, part in parts.items()}
-    halves = {"attention": mean["attention"], "MLP": mean["mlps"]}
+    halves = {title: mean[name] for title, name in HALVES.items()}
     figure = lambda: draw.ablation(mean["heads"], halves, title=title, lines=lines)
     more = ("heads_probability", "attention_probability", "mlps_probability", "logit", "probability")
     numbers = {**parts, **{name: getattr(result, name).numpy() for name in more}, "class": result.target, "how": how}
     results: dict[str, Any] = {"how": how, "explained": labels, "logit": result.logit.tolist()}
     results |= {name: _json_list(getattr(result, name)) for name in (*parts, *more[:3])}
-    return Explanation(subject, title, figure, numbers, results)
+    tables = []
+    for i, view in enumerate(subject.views):
+        heading = f"{view.name}: logit of {labels[i]} {results['logit'][i]:.4f}; strongest changes:"
+        changes = _strongest(_ablated_parts({name: part[i] for name, part in parts.items()}))
+        tables.append(Table(["without", "change"], changes, ("change",), heading=[heading]))
+    return Explanation(subject, title, figure, numbers, results, tables=tables)
 
 
 def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Explanation:
@@ -150,7 +171,12 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
     results: dict[str, Any] = {"explained": label, "logit": result.logit, "other_logit": result.other_logit}
     results |= {"moved": {name: _json_list(result.moved(values)) for name, values in result.groups.items()}}
     results |= {"heads": _json_list(result.moved(result.heads))}
-    return Explanation(subject, title, figure, numbers, results, notes=notes)
+    columns = list(results["moved"].values())
+    cells = [["" if value is None else f"{value:.2f}" for value in row] for row in zip(*columns, strict=True)]
+    heading = f"logit of {label}: {result.logit:.4f} and {result.other_logit:.4f}"
+    rows = [[str(layer), *row] for layer, row in enumerate(cells)]
+    table = Table(["layer", *results["moved"]], rows, tuple(results["moved"]), heading=[heading])
+    return Explanation(subject, title, figure, numbers, results, notes=notes, tables=[table])
 
 
 def _labels(model: TokenModel, numbers: list[int]) -> list[str]:
@@ -166,6 +192,20 @@ def _shares(result: Attribution, i: int) -> dict[str, float]:
         attention = result.heads[i, place].sum() + result.attention_bias[i, place]
         shares |= {f"attention {layer}": float(attention), f"MLP {layer}": float(result.mlps[i, place])}
     return {**shares, "biases at the end": float(result.constant[i])}
+
+
+def _ablated_parts(changes: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Changes of one image's logit, by the name of the part that is left out; those of `Ablation`."""
+    parts = {f"layer {n}, {title}": float(v) for title, key in HALVES.items() for n, v in enumerate(changes[key])}
+    for (layer, head), change in np.ndenumerate(changes["heads"]):
+        if np.isfinite(change):  # this layer has so many heads
+            parts[f"layer {layer}, head {head}"] = float(change)
+    return parts
+
+
+def _strongest(parts: Mapping[str, float]) -> list[list[str]]:
+    strongest = sorted(parts.items(), key=lambda part: -abs(part[1]))[:LISTED]
+    return [[name, f"{value:+.4f}"] for name, value in strongest]
 
 
 def _group_name(model: TokenModel, name: str) -> str:

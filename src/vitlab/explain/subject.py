@@ -45,6 +45,7 @@ class Subject(Tabular):
     batch: ImageBatch | None  # None without images
     views: list[View]
     sources: list[Source]  # the images that could be read
+    names: list[str] = field(default_factory=list)  # of all images, also those that could not be read
     failed: dict[str, str] = field(default_factory=dict)  # image -> why it could not be read
     batch_size: int = 8
     scale: str = DEFAULT  # of heat maps' colours: one of explain.scale.SCALES
@@ -53,6 +54,17 @@ class Subject(Tabular):
         rows = [view.row() for view in self.views]
         failed = [f"{name}: {reason}" for name, reason in self.failed.items()]
         return Table(["", "image", "top class"], rows, heading=[self.name], notes=failed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The checkpoint, and each image with its top class or with what is wrong with it."""
+        views, images = iter(self.views), list[dict[str, Any]]()
+        for name in self.names:
+            if name in self.failed:
+                images.append({"image": name, "error": self.failed[name]})
+            else:
+                view = next(views)
+                images.append({"image": name, "label": view.label, "probability": view.probability})
+        return {"checkpoint": self.name, "images": images}
 
     @cached_property
     def model(self) -> TokenModel:
@@ -106,11 +118,13 @@ def open_subject(
     network = ask(network, texts) if texts else network
     sources: list[Source] = []
     names: list[str] = []
+    readable: list[str] = []
     parts: list[ImageBatch] = []
     failed: dict[str, str] = {}
     none = isinstance(images, list | tuple) and not images
     for source in [] if none else as_list(images):
         shown = str(source) if isinstance(source, str | os.PathLike) else f"image {len(sources)}"
+        names.append(shown)
         try:
             part = as_batch(network.encoder, source)
         except (ImageError, DataError) as error:
@@ -119,17 +133,17 @@ def open_subject(
             failed[shown] = str(error) if isinstance(error, ImageError) else " ".join(str(error).split())  # one line
             continue
         sources.append(source)
-        names.append(shown)
+        readable.append(shown)
         parts.append(part)
     if not parts:
-        return Subject(name, network, None, [], [], failed, batch_size, scale)
+        return Subject(name, network, None, [], [], names, failed, batch_size, scale)
     batch = ImageBatch(
         torch.cat([part.images for part in parts]),
         [image for part in parts for image in part.originals or []],
         [geometry for part in parts for geometry in part.geometries or []],
     )
-    seen = views(network.encoder, batch, names, batch_size=batch_size)
-    return Subject(name, network, ImageBatch(batch.images), seen, sources, failed, batch_size, scale)
+    seen = views(network.encoder, batch, readable, batch_size=batch_size)
+    return Subject(name, network, ImageBatch(batch.images), seen, sources, names, failed, batch_size, scale)
 
 
 @dataclass
@@ -143,6 +157,7 @@ class Explanation:
     results: dict[str, Any] = field(default_factory=dict)  # plain values, for JSON
     interactive: Callable[[], str] | None = None  # makes the page; None: the figure on a page
     notes: list[str] = field(default_factory=list)  # what was left out
+    tables: Sequence[Table] = ()  # the main numbers, to print
 
     def _repr_html_(self) -> str:
         """The figure, in a notebook."""
