@@ -115,16 +115,19 @@ class Table:
 
 
 class Tabular:
-    """Base class for results that show themselves as a table."""
+    """Base class for results that show themselves as a table, or as several."""
 
     def table(self) -> Table:
         raise NotImplementedError
 
+    def tables(self) -> Sequence[Table]:
+        return [self.table()]
+
     def __str__(self) -> str:
-        return str(self.table())
+        return "\n\n".join(map(str, self.tables()))
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return "".join(table._repr_html_() for table in self.tables())
 
 
 def escaped(text: str) -> str:

@@ -20,7 +20,7 @@ from vitlab.language import translate
 from vitlab.optional import missing_package
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import one_line, printable, printable_json
-from vitlab.tables import Table
+from vitlab.tables import Table, Tabular
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +68,14 @@ def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()
     return made
 
 
+def print_tables(result: Tabular) -> None:
+    """All tables of a result, with an empty line between two."""
+    for number, contents in enumerate(result.tables()):
+        if number:
+            console().print()
+        print_table(contents)
+
+
 def print_table(contents: Table, no_wrap: Container[str] = ()) -> None:
     """A result's table, with its heading, total and notes."""
     from rich.text import Text
@@ -78,6 +86,7 @@ def print_table(contents: Table, no_wrap: Container[str] = ()) -> None:
         out.print(Text(line, style="" if number else "bold"))
     titles, *rows = contents.texts() or [[]]
     grid = table(*titles, right=contents.right, no_wrap=no_wrap)
+    grid.show_header = any(titles)
     for number, row in enumerate(rows):
         last = contents.total is not None and number == len(rows) - 1
         grid.add_row(*row, style="bold" if last else None)

@@ -1,21 +1,12 @@
-"""vitlab.evaluate: how good a model is on a dataset. The command `vitlab eval` prints what it returns.
-
-result = vitlab.evaluate("bundled:digits", "digits")
-result.scores.top(1), result.scores.per_class(), result.scores.calibration_error()
-vitlab.evaluate("model.onnx", [("a.png", "cat"), ("b.png", "dog")])  # or a torch Dataset of (image, label)
-vitlab.evaluate("bundled:dino", "cifar10", knn=True).knn             # features, against the training images
-vitlab.evaluate("bundled:clip", "digits", templates="held_out")      # zero-shot, by the names of the classes
-vitlab.evaluate("bundled:clip", "flickr8k/").retrieval.recall(10)    # images with captions
-"""
+"""The evaluation of a model on one split of a dataset: what it is scored by follows from the model and the data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -25,6 +16,7 @@ from torch import nn
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import ModelOrName, as_network, load_with_report, locate
 from vitlab.errors import UsageError, VitlabError
+from vitlab.evaluation.result import Evaluation, FewShot, Templates
 from vitlab.export.loader import Exported, is_export, open_network
 from vitlab.images.bands import StoredPixels
 from vitlab.images.datasets import (
@@ -52,7 +44,6 @@ from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import (
     Features,
     PassOptions,
-    Scores,
     evaluate_classifier,
     evaluate_zeroshot,
     features,
@@ -65,8 +56,8 @@ from vitlab.training.job import columns_of
 from vitlab.training.labels import class_order, differing
 from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.recipe import Recipe, read_recipe
-from vitlab.training.retrieval import Retrieval, evaluate_retrieval
-from vitlab.training.target_scores import TargetScores, reordered, task_scores
+from vitlab.training.retrieval import evaluate_retrieval
+from vitlab.training.target_scores import reordered, task_scores
 from vitlab.training.unreadable import check_skipped
 
 SPLITS = ("train", "val", "test")
@@ -83,73 +74,6 @@ class EvaluateOptions(TypedDict, total=False):
     columns: TargetColumns | None  # of a table; default: as the model was trained
     allow_cut: bool
     allow_outside: bool
-
-
-@dataclass(frozen=True)
-class FewShot:
-    """Accuracy of a classifier on the features of `shots` images of each class, for several draws of them."""
-
-    shots: int
-    draws: list[float]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "shots": self.shots,
-            "mean": mean(self.draws),
-            "deviation": stdev(self.draws),
-            "draws": self.draws,
-        }
-
-
-@dataclass(frozen=True)
-class Templates:
-    """The sentences of a zero-shot evaluation."""
-
-    list: str | None  # the name of a list of text/templates.py
-    sentences: list[str]
-    learned_from: int | None  # how many of them the model was trained on; None: not known
-
-
-@dataclass
-class Evaluation:
-    """What `evaluate` measured; None where something was not measured."""
-
-    checkpoint: str
-    data: str
-    split: str
-    classes: list[str]
-    reducer: str | None = None
-    scores: Scores | TargetScores | None = None  # of the classifier, or zero-shot; or of its labels or number
-    retrieval: Retrieval | None = None
-    templates: Templates | None = None
-    knn: float | None = None
-    linear_probe: float | None = None
-    few_shot: FewShot | None = None
-    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read: name -> what is wrong
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def confused(self) -> list[dict[str, Any]]:
-        """Every kind of mistake, the most frequent first."""
-        pairs = self.scores.confused() if isinstance(self.scores, Scores) else []
-        return [{"truth": self.classes[i], "answer": self.classes[j], "images": count} for i, j, count in pairs]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `vitlab eval --json` prints it."""
-        values: dict[str, Any] = {"checkpoint": self.checkpoint, "data": self.data, "split": self.split}
-        values |= {"reducer": self.reducer, "classes": self.classes}
-        if self.retrieval is not None:
-            values |= self.retrieval.to_dict()
-        if self.scores is not None:
-            values |= self.scores.to_dict()
-        if self.templates is not None:
-            values["templates"] = vars(self.templates)
-        if isinstance(self.scores, Scores):
-            values["confused"] = self.confused
-        values |= {} if self.knn is None else {"knn": self.knn}
-        values |= {} if self.linear_probe is None else {"linear_probe": self.linear_probe}
-        values |= {} if self.few_shot is None else {"few_shot": self.few_shot.to_dict()}
-        return values | {"unreadable": len(self.skipped), "unreadable_pictures": list(self.skipped.values())}
 
 
 def evaluate(
