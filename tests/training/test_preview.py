@@ -14,10 +14,11 @@ import vitlab.cli.main
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.mix import smooth_targets
 from vitlab.images.preprocess import Preprocess
+from vitlab.training.data_summary import describe
 from vitlab.training.job import data_of, prepare
 from vitlab.training.objectives.dino import SelfDistillation
 from vitlab.training.presets import find_recipe
-from vitlab.training.preview import describe, preview, shares
+from vitlab.training.preview import preview, shares
 from vitlab.training.recipe import Recipe, from_tables, with_settings
 from vitlab.training.report import draw_preview, figure_format
 
@@ -295,10 +296,10 @@ def test_a_long_list_of_classes_is_cut(run, tmp_path):
 
 
 def test_large_pictures_are_not_all_opened(monkeypatch, folder):
-    monkeypatch.setattr("vitlab.training.preview.PIXELS", 3 * 16 * 24)
+    monkeypatch.setattr("vitlab.training.data_summary.PIXELS", 3 * 16 * 24)
     data = data_of(folder_recipe(folder))
     found = describe(data)
-    assert 2 <= found["looked_at"] <= 8 < sum(found["images"].values())
+    assert 2 <= found.looked_at <= 8 < sum(found.images.values())
 
 
 def test_the_counts_are_printed_beside_the_preview(run, tmp_path):

@@ -268,7 +268,7 @@ def test_a_terminal_of_80_columns_shows_the_main_numbers_and_what_differs(notebo
     varying = differences(list_runs(notebook).runs)
     assert varying and not any(key in above for key in varying)
     assert [line.split()[0] for line in below.splitlines()[1:] if line[:1].strip()] == varying
-    monkeypatch.setattr("vitlab.cli.runs.console", lambda: Console(width=80, highlight=False, markup=False))
+    monkeypatch.setattr("vitlab.cli.console.console", lambda: Console(width=80, highlight=False, markup=False))
     command(notebook, "table", None, None, False)
     narrow = capsys.readouterr().out
     assert max(map(len, narrow.splitlines())) <= 80 and "99.00 %" in narrow

@@ -20,7 +20,7 @@ from vitlab.language import translate
 from vitlab.optional import missing_package
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import one_line, printable, printable_json
-from vitlab.tables import Table, Tabular
+from vitlab.tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,15 +62,14 @@ def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()
     made = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         number = title in right
-        made.add_column(
-            Text(translate(title)), justify="right" if number else "left", no_wrap=number or title in no_wrap
-        )
+        wraps = not number and title not in no_wrap
+        made.add_column(Text(translate(title)), justify="right" if number else "left", no_wrap=not wraps, overflow="fold")
     return made
 
 
-def print_tables(result: Tabular) -> None:
-    """All tables of a result, with an empty line between two."""
-    for number, contents in enumerate(result.tables()):
+def print_tables(tables: Iterable[Table]) -> None:
+    """With an empty line between two."""
+    for number, contents in enumerate(tables):
         if number:
             console().print()
         print_table(contents)

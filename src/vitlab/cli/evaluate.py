@@ -81,4 +81,4 @@ def evaluate(
     options["image_size"] = parse_size(run.image_size)
     with following_downloads(), Meter("images") as meter:
         result = evaluate(checkpoint, data, progress=meter.update, note=say_note, **options)
-    print_json_text(to_json(result.to_dict())) if json else print_tables(result)
+    print_json_text(to_json(result.to_dict())) if json else print_tables(result.tables())

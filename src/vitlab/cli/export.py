@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, load_options, parse_names, print_json, say, say_notes, table
+from vitlab.cli.console import console, load_options, parse_names, print_json, print_table, say, say_notes
 from vitlab.cli.options import (
     REDUCERS,
     ROUNDS,
@@ -26,7 +26,6 @@ from vitlab.cli.options import (
 from vitlab.cli.progress import following_downloads
 
 if TYPE_CHECKING:
-    from vitlab.export.bench import Bench
     from vitlab.export.verify import Comparison, Verification
 
 
@@ -167,30 +166,4 @@ def bench(
             rounds=rounds,
         )
     say_notes(result.notes)
-    print_json(result.to_dict()) if json else _show_bench(result)
-
-
-def _show_bench(bench: Bench) -> None:
-    titles = (f"ms, batch {bench.batch}", "half of the runs", "images/s", "speed-up", "agreement", "difference")
-    titles += ("memory MB", "size MB", "")
-    grid = table("way", *titles, right=titles)
-    for row in bench.rows:
-        timing = row.to_dict(bench.batch)
-        grid.add_row(
-            row.title,
-            f"{timing['ms']:.2f}",
-            f"{timing['ms_quarter']:.2f} .. {timing['ms_three_quarters']:.2f}",
-            f"{timing['images_per_second']:.1f}",
-            f"{row.speedup:.2f} x",
-            f"{row.agreement:.1%}",
-            f"{row.difference:.1e}",
-            "-" if row.memory is None else f"{row.memory / 1e6:.1f}",
-            f"{row.bytes / 1e6:.1f}",
-            "*" if row is bench.picked else "",
-        )
-    console().print(grid)
-    share = f"{bench.agreement:.0%} of"
-    if bench.picked is None:
-        console().print(f"none agrees on {share} the images")
-    else:
-        console().print(f"* the fastest that agrees on {share} {bench.images} images: {bench.picked.title}")
+    print_json(result.to_dict()) if json else print_table(result.table())

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, print_json, print_json_text, print_plain, say
+from vitlab.cli.console import console, print_json, print_json_text, print_plain, print_table, print_tables, say
 from vitlab.cli.options import Format, Json, argument
 from vitlab.errors import UsageError
 
 FORMATS = ("table", "markdown", "csv")
-NAMED = 3  # runs with the same value of a setting that are named
 MARKS = {True: "ok ", False: "BAD", None: "   "}
 
 
@@ -45,7 +44,7 @@ def runs(
     """
     from vitlab.training.report import plot as draw_curves
     from vitlab.training.runlog import to_json
-    from vitlab.training.runs import list_runs, main_table, table, to_csv, to_markdown, variations
+    from vitlab.training.runs import list_runs, main_table, rows_table, table, to_csv, to_markdown, variations_table
 
     check_format(format)
     writers = {".md": to_markdown, ".csv": to_csv}
@@ -60,10 +59,10 @@ def runs(
     elif format == "markdown":
         print_plain(to_markdown(rows), end="")
     elif rows and all_columns:
-        _show(rows)
+        print_table(rows_table(rows))
     elif rows:
-        _show(main_table(listed.runs, sort))
-        _show_variations(variations(listed.runs))
+        tables = rows_table(main_table(listed.runs, sort)), variations_table(listed.runs)
+        print_tables(table for table in tables if table.rows)
     if not rows:
         say(f"no runs in {folder}. `vitlab train` makes one.")
     elif out is not None and out.suffix.lower() in writers:
@@ -78,45 +77,6 @@ def runs(
 def check_format(format: str) -> None:
     if format not in FORMATS:
         raise UsageError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
-
-
-def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from vitlab.training.runs import TITLES, keys_of_numbers, shown
-
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    numbers = keys_of_numbers(rows)
-    for key in rows[0]:
-        grid.add_column(Text(TITLES.get(key, key)), justify="right" if key in numbers else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*[shown(key, value) for key, value in row.items()])
-    console().print(grid)
-
-
-def _show_variations(table: dict[str, dict[str, list[str]]]) -> None:
-    """A line for each setting that differs: its values, and the runs that have them."""
-    from rich.table import Table
-    from rich.text import Text
-
-    if not table:
-        return
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    grid.add_column(Text("what differs"), no_wrap=True)
-    grid.add_column(Text(""), overflow="fold")
-    for key, values in table.items():
-        few = sorted(values.items(), key=lambda pair: len(pair[1]))
-        cells = [f"{value} ({_names(names)})" for value, names in few[:-1]]
-        most, names = few[-1]
-        cells.append(f"{most} ({'the others' if len(names) > NAMED else _names(names)})")
-        grid.add_row(key, ", ".join(cells))
-    console().print()
-    console().print(grid)
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def doctor(

@@ -33,6 +33,7 @@ from vitlab.models.config import nearest
 from vitlab.models.plain import PlainTransformer
 from vitlab.models.task import CLASSES, ModelTask
 from vitlab.reduce import r_for, reducer_of
+from vitlab.tables import Table, Tabular
 
 DEFAULT_BACKENDS = (*EXACT, "int8")
 MERGED = 0.5  # share of the patches that the default reducer merges over all layers
@@ -74,9 +75,23 @@ class BackendResult:
             "size_bytes": self.bytes,
         }
 
+    def cells(self, batch: int) -> list[str]:
+        """The numbers as people read them."""
+        times = summary(self.seconds)
+        return [
+            f"{1000 * times['median']:.2f}",
+            f"{1000 * times['quarter']:.2f} .. {1000 * times['three_quarters']:.2f}",
+            f"{batch / times['median']:.1f}",
+            f"{self.speedup:.2f} x",
+            f"{self.agreement:.1%}",
+            f"{self.difference:.1e}",
+            "-" if self.memory is None else f"{self.memory / 1e6:.1f}",
+            f"{self.bytes / 1e6:.1f}",
+        ]
+
 
 @dataclass
-class Bench:
+class Bench(Tabular):
     batch: int
     images: int
     rows: list[BackendResult]
@@ -94,6 +109,16 @@ class Bench:
             "rows": [row.to_dict(self.batch) for row in self.rows],
             "notes": self.notes,
         }
+
+    def table(self) -> Table:
+        times = (f"ms, batch {self.batch}", "half of the runs", "images/s", "speed-up")
+        numbers = (*times, "agreement", "difference", "memory MB", "size MB", "")
+        rows = [[row.title, *row.cells(self.batch), "*" * (row is self.picked)] for row in self.rows]
+        note = f"none agrees on {self.agreement:.0%} of the images"
+        if self.picked is not None:
+            share = f"{self.agreement:.0%} of {self.images} images"
+            note = f"* the fastest that agrees on {share}: {self.picked.title}"
+        return Table(["way", *numbers], rows, numbers, notes=[note])
 
 
 def run_bench(

@@ -1,4 +1,4 @@
-"""The images that a model will see: before and after augmentation, and in mixed batches. And the data in numbers.
+"""The images that a model will see: before and after augmentation, and in mixed batches.
 
 result = preview(recipe, data_of(recipe), images=8, views=4)
 result.rows[0].images           # 1 + 4 of (H, W, C) uint8: as evaluated, then in epochs 0 to 3
@@ -6,7 +6,6 @@ result.rows[0].images           # 1 + 4 of (H, W, C) uint8: as evaluated, then i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -18,11 +17,10 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import ImageError
-from vitlab.images.datasets import Captioned, Data, Dataset, images_per_class, label_text
+from vitlab.images.datasets import Data, label_text
 from vitlab.images.mix import Mix, Mixing
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
-from vitlab.images.randomness import permutation
 from vitlab.images.sources.dataset import target_kind
 from vitlab.training.batches import BatchDataset, Plan
 from vitlab.training.finetune import build_for_data, for_pixels
@@ -32,7 +30,6 @@ from vitlab.training.objectives.base import mix_of
 from vitlab.training.recipe import AugmentRecipe, Recipe
 
 SEARCHED = 200  # steps of the run that are searched for mixed batches
-LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many images are looked at, no more
 Parts = list[tuple[str, float]]  # classes and their shares, the largest first
 
 
@@ -170,82 +167,3 @@ def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
     """The classes in soft targets (K,), without label smoothing and shares that round to 0.00."""
     parts = ((target - smoothing / len(classes)) / (1 - smoothing)).tolist()
     return sorted(((classes[k], share) for k, share in enumerate(parts) if share >= 0.005), key=lambda part: -part[1])
-
-
-# --------------------------------------------------------------------------------------------------------- in numbers
-
-
-def describe(data: Data) -> dict[str, Any]:
-    """Classes or captions, images per split and class, sizes, what cannot be read; plain values for JSON.
-
-    Files are not all opened: of a split that is not in memory up to 500 images, or 50 megapixels, are looked at.
-    """
-    splits = {name: split for name in ("train", "val", "test") if (split := getattr(data, name)) is not None}
-    numbers = data.kind == "number" and not data.captioned
-    counts = {} if numbers else {name: images_per_class(split) for name, split in splits.items()}
-    sizes: Counter[tuple[int, int]] = Counter()
-    unreadable: list[str] = []
-    for split in splits.values():
-        split_sizes, wrong = _look(split)
-        sizes += split_sizes
-        unreadable += wrong
-    by_area = sorted(sizes, key=lambda size: (size[0] * size[1], size))
-    common = [size for size, n in sizes.most_common(1) if n > 1]
-    return {
-        "name": data.name,
-        "kind": data.kind,
-        "classes": len(data.classes),
-        "numbers": {name: _numbers(split.labels) for name, split in splits.items()} if numbers else {},
-        "captions": {name: _captions(split) for name, split in splits.items() if isinstance(split, Captioned)},
-        "images": {name: len(split) for name, split in splits.items()},
-        "channels": data.train.channels,
-        "sizes": {  # (H, W)
-            "smallest": by_area[0] if by_area else None,
-            "largest": by_area[-1] if by_area else None,
-            "most_common": common[0] if common else None,
-        },
-        "looked_at": sizes.total() + len(unreadable),
-        "unreadable": unreadable,
-        "notes": list(data.notes),
-        "per_class": [
-            {"class": label, **{name: int(count[k]) for name, count in counts.items()}}
-            for k, label in enumerate([] if numbers else data.classes)
-        ],
-    }
-
-
-def _numbers(values: np.ndarray) -> dict[str, float]:
-    return {"least": float(values.min()), "mean": float(values.mean()), "most": float(values.max())}
-
-
-def _captions(split: Captioned) -> dict[str, Any]:
-    """Counts of captions and of their words."""
-    counts, lengths = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
-    return {
-        "captions": int(counts.sum()),
-        "least": int(counts.min()),
-        "most": int(counts.max()),
-        "words": sum(lengths) / len(lengths),
-        "longest": max(lengths),
-        "first": split.captions[0][0],
-    }
-
-
-def _look(split: Dataset) -> tuple[Counter[tuple[int, int]], list[str]]:
-    """Counts of images of each (H, W), and the errors of those that cannot be read."""
-    if split.images is not None:
-        return Counter({split.images.shape[1:3]: len(split)}), []
-    sizes: Counter[tuple[int, int]] = Counter()
-    unreadable: list[str] = []
-    seen = 0
-    for index in permutation(len(split), 0)[:LOOKED_AT].tolist():
-        try:
-            h, w = split.read(index).shape[:2]
-        except ImageError as error:
-            unreadable.append(str(error))
-            continue
-        sizes[h, w] += 1
-        seen += h * w
-        if seen >= PIXELS:
-            break
-    return sizes, unreadable

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ MAIN = (
 )  # what a terminal shows
 TITLES = {"val_top1": "best val", "images_per_second": "images/s"}  # of columns, where not the key itself
 MORE_IS_BETTER = {"top1", "val_top1", *TARGETS, "images_per_second", "started"}
+NAMED = 3  # runs with the same value of a setting that are named
 SHARES = {"top1", "val_top1", "map", "val_map"}  # shown in percent
 
 
@@ -226,11 +227,15 @@ def main_table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]
 def runs_table(runs: list[Run], skipped: Sequence[str] = ()) -> Table:
     """`main_table` as people read it."""
     rows = main_table(runs)
+    notes = [] if rows else ["no runs. `vitlab train` makes one."]
+    return replace(rows_table(rows), notes=[*notes, *(f"skipped: {reason}" for reason in skipped)])
+
+
+def rows_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """The rows of `table` or `main_table` as people read them."""
     titles = [TITLES.get(key, key) for key in (rows[0] if rows else MAIN)]
     right = [TITLES.get(key, key) for key in keys_of_numbers(rows)]
-    cells = [[shown(key, value) for key, value in row.items()] for row in rows]
-    notes = [] if rows else ["no runs. `vitlab train` makes one."]
-    return Table(titles, cells, right, notes=[*notes, *(f"skipped: {reason}" for reason in skipped)])
+    return Table(titles, [[shown(key, value) for key, value in row.items()] for row in rows], right)
 
 
 def keys_of_numbers(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -246,6 +251,21 @@ def variations(runs: list[Run]) -> dict[str, dict[str, list[str]]]:
         for run in runs:
             values.setdefault(shown(key, run.recipe.get(key)) or "-", []).append(run.name)
     return table
+
+
+def variations_table(runs: list[Run]) -> Table:
+    """A row for each setting that differs: its values, and the runs that have them, those of most runs last."""
+    rows = []
+    for key, values in variations(runs).items():
+        *few, (most, names) = sorted(values.items(), key=lambda value: len(value[1]))
+        cells = [f"{value} ({_names(own)})" for value, own in few]
+        cells.append(f"{most} ({'the others' if len(names) > NAMED else _names(names)})")
+        rows.append([key, ", ".join(cells)])
+    return Table(["what differs", ""], rows)
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def sorted_runs(runs: list[Run], sort: str | None) -> list[Run]:
