@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -11,11 +12,22 @@ from vitlab.cli.console import parse_size, print_json, print_table, say_notes
 from vitlab.cli.options import AllBlocks, Heads, Json, OptionalImages, Size, checkpoint_argument
 
 
+@dataclass(frozen=True)
+class DiffImages:
+    """Images to compare on, as arguments or as options."""
+
+    more: OptionalImages = None
+    images: Annotated[list[str] | None, typer.Option("--images", metavar="IMAGE", help="Image (repeatable).")] = None
+
+    @property
+    def files(self) -> list[str]:
+        return [*(self.images or []), *(self.more or [])]
+
+
 def diff(
     a: Annotated[str, checkpoint_argument("A", "A checkpoint; transformers:FOLDER is run by that library.")],
     b: Annotated[str, checkpoint_argument("B", "Another copy of the same network.")],
-    more: OptionalImages = None,
-    images: Annotated[list[str] | None, typer.Option("--images", metavar="IMAGE", help="Image (repeatable).")] = None,
+    images: DiffImages,
     tolerance: Annotated[float, typer.Option(help="Share of a step's largest value that may differ.")] = 1e-5,
     image_size: Size = None,
     heads: Heads = None,
@@ -29,10 +41,9 @@ def diff(
     """
     from vitlab.explain.diff import diff
 
-    files = [*(images or []), *(more or [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other library's; ours are in the notes
-        difference = diff(a, b, files or None, tolerance, image_size=parse_size(image_size), heads=heads)
+        difference = diff(a, b, images.files or None, tolerance, image_size=parse_size(image_size), heads=heads)
     say_notes(dict.fromkeys(difference.notes))
     if json:
         print_json(difference.to_dict())

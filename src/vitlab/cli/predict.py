@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,15 +31,26 @@ class PredictOutput:
     ] = None
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """How the model is loaded and run."""
+
+    heads: Heads = None
+    image_size: Size = None
+    reducer: Reducer = None
+    device: Device = "auto"
+
+    def for_predict(self) -> dict[str, Any]:
+        return {**load_options(self.image_size, self.heads), "reducer": self.reducer, "device": self.device}
+
+
 def predict(
     checkpoint: CheckpointOrExport,
     images: ImagesOrFolders,
     output: PredictOutput,
     top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
-    heads: Heads = None,
-    image_size: Size = None,
-    reducer: Reducer = None,
-    device: Device = "auto",
+    *,
+    model: PredictOptions,
     json: Json = False,
 ) -> None:
     """Classify images, or all images of a folder.
@@ -53,9 +64,8 @@ def predict(
     if output.out is not None:
         check_csv_name(output.out)
     folder = None if output.sort is None else SortedFolder(output.sort, images)
-    options = {**load_options(image_size, heads), "top": top, "reducer": reducer, "device": device}
     with counting("images", len(sources)) as progress:
-        predictions = predict(checkpoint, sources, progress=progress, **options)
+        predictions = predict(checkpoint, sources, top=top, progress=progress, **model.for_predict())
     if output.out is not None:
         write_predictions(predictions, output.out)
         say(f"written: {output.out}")

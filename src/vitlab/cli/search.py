@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,16 @@ def index(
     say_unreadable(counts.unreadable)
 
 
+@dataclass(frozen=True)
+class ResultFiles:
+    """Where results go besides the terminal."""
+
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", metavar="FILE", help="Draw the results: .png, .svg or .pdf.")
+    ] = None
+    html: Html = None
+
+
 def search(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="An index made by vitlab index.")],
     text: Annotated[
@@ -81,10 +92,8 @@ def search(
     top: Annotated[int, typer.Option(help="Number of images to find.", min=1)] = 10,
     model: Annotated[str | None, model_option("Where the index's model is now.")] = None,
     image_size: Size = None,
-    sheet: Annotated[
-        Path | None, typer.Option("--sheet", metavar="FILE", help="Draw the results: .png, .svg or .pdf.")
-    ] = None,
-    html: Html = None,
+    *,
+    files: ResultFiles,
     json: Json = False,
 ) -> None:
     """Find images by text, or by a similar image."""
@@ -92,6 +101,7 @@ def search(
     from vitlab.explain import draw
     from vitlab.search import search_index
 
+    sheet, html = files.sheet, files.html
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):

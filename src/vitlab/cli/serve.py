@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +43,15 @@ class LimitOptions:
     max_megapixels: Annotated[float, typer.Option(help="Largest image.", min=0.001)] = 50.0
 
 
+@dataclass(frozen=True)
+class ServedModelOptions:
+    image_size: Size = None
+    threads: Annotated[int | None, typer.Option(help="Threads per model.", min=1)] = None
+
+    def for_server(self) -> dict[str, Any]:
+        return {"image_size": parse_size(self.image_size), "threads": self.threads}
+
+
 def serve(
     access: AccessOptions,
     limits: LimitOptions,
@@ -57,8 +66,8 @@ def serve(
     runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Training runs to show on the page at /.")] = Path(
         "runs"
     ),
-    image_size: Size = None,
-    threads: Annotated[int | None, typer.Option(help="Threads per model.", min=1)] = None,
+    *,
+    options: ServedModelOptions,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
     """Serve models over HTTP, with a page to try them.
@@ -82,8 +91,7 @@ def serve(
         max_pixels=round(limits.max_megapixels * 1e6),
         runs=str(runs),
     )
-    size = parse_size(image_size)
-    with open_server(models or [], index, port=port, settings=settings, threads=threads, image_size=size) as server:
+    with open_server(models or [], index, port=port, settings=settings, **options.for_server()) as server:
         if not settings.local and settings.token is None:
             say(f"note: anyone who reaches {server.address} may send requests. Add --token TOKEN, or leave out --host.")
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")

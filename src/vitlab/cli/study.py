@@ -109,6 +109,19 @@ def ssl(
     _run(lambda cmd, show: study_ssl(data, names, **vars(recipes), folder=dir, command=cmd, show=show), json)
 
 
+@dataclass(frozen=True)
+class BatchTiming:
+    """How the time of a batch is measured."""
+
+    batch: BatchSize = 8
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15
+
+
+@dataclass(frozen=True)
+class ScalingTiming(BatchTiming):
+    batch: BatchSize = 1
+
+
 @app.add
 def tokens(
     checkpoint: Checkpoint,
@@ -122,8 +135,8 @@ def tokens(
             help="Reducers to compare instead of the default ones (repeatable).",
         ),
     ] = None,
-    batch: BatchSize = 8,
-    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
+    *,
+    timing: BatchTiming,
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="Number of images to evaluate on. Default: all.")
     ] = None,
@@ -138,10 +151,10 @@ def tokens(
     from vitlab.study.tokens import study_tokens
     from vitlab.training.recipe import DataRecipe
 
-    data, timing = DataRecipe(source, path), TimingOptions(batch, rounds)
+    data, options = DataRecipe(source, path), TimingOptions(timing.batch, timing.rounds)
     _run(
         lambda command, _: study_tokens(
-            checkpoint, data, ways=way, timing=timing, images=images, folder=dir, command=command, watch=counting
+            checkpoint, data, ways=way, timing=options, images=images, folder=dir, command=command, watch=counting
         ),
         json,
         resumable=False,
@@ -156,8 +169,8 @@ def scaling(
     sizes: Annotated[
         str | None, typer.Option("--sizes", metavar="96,128,...", help="Sides of square images. Default: 96 to 768.")
     ] = None,
-    batch: BatchSize = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
+    *,
+    timing: ScalingTiming,
     dir: Annotated[Path | None, folder_option("studies/scaling")] = None,
     json: Json = False,
 ) -> None:
@@ -170,8 +183,8 @@ def scaling(
     from vitlab.study.scaling import study_scaling
 
     sides = None if sizes is None else parse_numbers("--sizes", sizes)
-    timing = dict(batch=batch, rounds=rounds)
-    _run(lambda command, show: study_scaling(models, sides, **timing, folder=dir, command=command, show=show), json)
+    options = vars(timing)
+    _run(lambda command, show: study_scaling(models, sides, **options, folder=dir, command=command, show=show), json)
 
 
 @app.add

@@ -204,12 +204,13 @@ class Edit:
         """
         if not isinstance(values, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # it may come from a file
             raise UsageError(f"an edit must be a dictionary such as {{'mask_patches': [3, 4]}}, found {values!r}.")
-        if unknown := sorted(set(values) - {*SHORT_FORMS, "changes"}):
-            raise UsageError(f"unknown edit {unknown[0]!r}: it can hold {', '.join([*SHORT_FORMS, 'changes'])}.")
-        edit = cls()
+        keys = (*SHORT_FORMS, "seed", "changes")
+        if unknown := sorted(set(values) - set(keys)):
+            raise UsageError(f"unknown edit {unknown[0]!r}: it can hold {', '.join(keys)}.")
+        edit, seed = cls(), _integer("seed", values.get("seed", 0))
         for name, read in SHORT_FORMS.items():
             if name in values:
-                edit = read(edit, values[name], values)
+                edit = read(edit, values[name], seed)
         names = [field.name for field in fields(Change)]
         for change in _list("changes", values.get("changes", [])):
             if not isinstance(change, dict) or "action" not in change or not {*change} <= {*names}:
@@ -289,11 +290,11 @@ def _json_value(value: Any) -> Any:
 
 # ---- short forms of JSON
 
-Read = Callable[[Edit, Any, dict[str, Any]], Edit]  # the edit so far, the value, all values
+Read = Callable[[Edit, Any, int], Edit]  # the edit so far, the value, the seed of shuffled positions
 
 
 def _read_patches(method: Callable[[Edit, Any], Edit]) -> Read:
-    def read(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
+    def read(edit: Edit, given: Any, _: int) -> Edit:
         patches = _list(method.__name__, given)
         return method(edit, patches) if patches else edit
 
@@ -301,33 +302,28 @@ def _read_patches(method: Callable[[Edit, Any], Edit]) -> Read:
 
 
 def _read_layers(method: Callable[[Edit, Any], Edit]) -> Read:
-    def read(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
+    def read(edit: Edit, given: Any, _: int) -> Edit:
         return reduce(method, _list(method.__name__, given), edit)
 
     return read
 
 
-def _read_temperature(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
+def _read_temperature(edit: Edit, given: Any, _: int) -> Edit:
     return edit.temperature(given) if isinstance(given, bool) or given != 1 else edit
 
 
-def _read_sqrt_d(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
+def _read_sqrt_d(edit: Edit, given: Any, _: int) -> Edit:
     if not isinstance(given, bool):
         raise UsageError(f"scale_by_sqrt_d={given!r} must be true or false.")
     return edit if given else edit.without_sqrt_d()
 
 
-def _read_positions(edit: Edit, given: Any, values: dict[str, Any]) -> Edit:
+def _read_positions(edit: Edit, given: object, seed: int) -> Edit:
     if given not in ("kept", "removed", "shuffled"):
         raise UsageError(f'positions={given!r} must be "kept", "removed" or "shuffled".')
     if given == "kept":
         return edit
-    return edit.remove_positions() if given == "removed" else edit.shuffle_positions(values.get("seed", 0))
-
-
-def _read_seed(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
-    _integer("seed", given)  # it belongs to positions
-    return edit
+    return edit.remove_positions() if given == "removed" else edit.shuffle_positions(seed)
 
 
 BRANCHES = {"attention_out": "drop_attention", "mlp_out": "drop_mlp"}
@@ -340,7 +336,6 @@ SHORT_FORMS: dict[str, Read] = {  # in the order in which they are read
     "temperature": _read_temperature,
     "scale_by_sqrt_d": _read_sqrt_d,
     "positions": _read_positions,
-    "seed": _read_seed,
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from vitlab.training.features import Count
 from vitlab.training.finetune import build_for_data, for_pixels
 from vitlab.training.labels import differing
 from vitlab.training.objectives import DEFAULT, objective_class
-from vitlab.training.objectives.base import Objective
+from vitlab.training.objectives.base import Forward, Objective
 from vitlab.training.optim import LONGEST_WARMUP, Optimisers, warmup_steps
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import full_model, gather, load, shard
@@ -51,7 +50,7 @@ class TrainingJob:
     objective: Objective
     optimisers: Optimisers
     ema: AveragedModel | None
-    forward: Callable[..., Any]  # the model as it is called: compiled, or wrapped for many processes (DDP)
+    forward: Forward
     notes: list[str]
     recipe_digest: str | None = None  # of recipe.toml as the run began
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
 
 from vitlab.errors import UsageError
 from vitlab.explain.draw.heatmap import cut_out, drawn, overlay, painted
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
     from vitlab.explain.features import Neighbour
     from vitlab.explain.stages import Sight
 
+Columns = Mapping[str, ArrayLike | tuple[Sequence[View], np.ndarray]]  # name -> maps, which may have their own views
 ROWS = 100  # images that one sheet shows
 WRAP = 6  # maps in a row
 
 
 def attention(
     views: Sequence[View],
-    maps: Any,
+    maps: ArrayLike,
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -35,7 +38,7 @@ def attention(
     patches: Sequence[int | None] | None = None,
     sights: Sequence[Sequence[Sight]] | None = None,
     outliers: Sequence[Sequence[int]] | None = None,
-    left_out: Any = None,
+    left_out: ArrayLike | None = None,
     note: str = "",
     scale: str = DEFAULT,
 ) -> Figure:
@@ -57,7 +60,7 @@ def attention(
     if sights is not None:
         by_map = [[_sight_marks(v, s) for s in row] for v, row in zip(views, sights, strict=True)]
     if outliers is not None and left_out is not None:
-        frames = [[mark_of(v, p) for p in found] for v, found in zip(views, outliers, strict=True)]
+        frames = [[mark_of(v, p) for p in numbers] for v, numbers in zip(views, outliers, strict=True)]
         by_map = [[(m, f)] * (2 * L) for m, f in zip(marks, frames, strict=True)]
         left_out = np.asarray(left_out)
     else:
@@ -114,14 +117,13 @@ def _rows_beside(
 
 def heat(
     views: Sequence[View],
-    columns: Mapping[str, Any],
+    columns: Columns,
     *,
     title: str,
     note: str = "",
     marks: Sequence[Sequence[Mark] | ImageMarks] | None = None,
     captions: Sequence[Sequence[str]] | None = None,
     signed: Sequence[str] = (),
-    smooth: bool = True,
     scale: str = DEFAULT,
 ) -> Figure:
     """Named maps of every image: (B, grid_h, grid_w) as heat, (B, grid_h, grid_w, 3) as colours, or bool as a mask.
@@ -138,7 +140,7 @@ def heat(
     cells = [
         [
             ImageCell(
-                _pixels(maps[i], own[i], smooth, name in signed, side, scale),
+                _pixels(maps[i], own[i], name in signed, side, scale),
                 outlined[i].of_map(j)[0],
                 captions[i][j] if captions else "",
                 outlined[i].of_map(j)[1],
@@ -175,17 +177,19 @@ def heat(
     return image_grid(rows, ["", *columns], heading, cell=size, apart=1)
 
 
-def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, Any]]], *, title: str) -> Figure:
+def neighbours(
+    views: Sequence[View], nearest: Sequence[Sequence[tuple[Neighbour, Image.Image]]], *, title: str
+) -> Figure:
     """The most similar images of each: rows of (Neighbour, image), best first."""
     rows = []
-    for view, row in list(zip(views, found, strict=True))[:ROWS]:
+    for view, row in list(zip(views, nearest, strict=True))[:ROWS]:
         cells = [ImageCell(np.asarray(drawn(view, 320)))]
         for one, image in row:
             caption = f"{one.similarity:.2f} · {cut(short_name(one.name), 9, end=True)}"
             small = View(image, view.geometry, view.size, view.patch_size)
             cells.append(ImageCell(np.asarray(drawn(small, 320)), caption=caption))
         rows.append(row_of(view, cells))
-    k = max(len(row) for row in found)
+    k = max(len(row) for row in nearest)
     heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each image."])
     return image_grid(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, cell=190, apart=1)
 
@@ -213,15 +217,15 @@ def _about(view: View, *others: View) -> list[str]:
     return [line for line in (short_name(view.name), seen) if line]
 
 
-def _pixels(values: np.ndarray, view: View, smooth: bool, signed: bool, side: int, scale: str) -> np.ndarray:
+def _pixels(values: np.ndarray, view: View, signed: bool, side: int, scale: str) -> np.ndarray:
     if values.dtype == bool:
         return cut_out(values, view, side=side)
     if values.ndim == 3:
-        return painted(values, view, smooth=smooth, side=side)
-    return overlay(values, view, smooth=smooth, signed=signed, side=side, scale=scale)
+        return painted(values, view, side=side)
+    return overlay(values, view, signed=signed, side=side, scale=scale)
 
 
-def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, tuple[Sequence[View], np.ndarray]]:
+def with_views(views: Sequence[View], columns: Columns) -> dict[str, tuple[Sequence[View], np.ndarray]]:
     """Every column with its own views, or with the common ones."""
     result = {}
     for name, column in columns.items():

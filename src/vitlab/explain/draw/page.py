@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.explain.draw.heatmap import DIM, FAINT, STRONG, colours_at, drawn, spread
-from vitlab.explain.draw.maps import with_views
+from vitlab.explain.draw.maps import Columns, with_views
 from vitlab.explain.draw.sheet import write_figure
 from vitlab.explain.scale import DECADES, DEFAULT, HIGHEST, LOWEST, check_scale
 from vitlab.explain.views import View
@@ -64,7 +65,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-def likeness_page(views: Sequence[View], likeness: Any, *, title: str, layer: str, scale: str = DEFAULT) -> str:
+def likeness_page(views: Sequence[View], likeness: ArrayLike, *, title: str, layer: str, scale: str = DEFAULT) -> str:
     """(B, patches, patches): for each patch, how similar the others are."""
     check_size(4 / 3 * np.shape(likeness)[-1] ** 2, LIMIT)
     items = []
@@ -80,7 +81,7 @@ def likeness_page(views: Sequence[View], likeness: Any, *, title: str, layer: st
 
 def maps_page(
     views: Sequence[View],
-    columns: Mapping[str, Any],
+    columns: Columns,
     *,
     title: str,
     signed: Sequence[str] = (),

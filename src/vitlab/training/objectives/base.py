@@ -49,6 +49,7 @@ HEAD = ("head.", "head_distill.", "head_norm.", "pool.", "pre_logits.")  # of a 
 BANK = 10_000  # labelled images for k-NN during a run; the final evaluation uses all
 BANK_DRAW = 3  # coordinate of the draw that picks them
 
+Forward = Callable[..., Any]  # the model as it is called: compiled, or wrapped for many processes (DDP)
 Inputs = dict[str, Tensor]
 AnyScores = Scores | Retrieval | TargetScores
 
@@ -206,7 +207,7 @@ class Objective:
         """What the loss needs, on the device."""
         raise NotImplementedError
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         """The loss, and numbers for the log."""
         raise NotImplementedError
 

@@ -41,6 +41,7 @@ from vitlab.training.finetune import build_pretraining_model, check_channels, re
 from vitlab.training.objectives import diagnosis
 from vitlab.training.objectives.base import (
     AnyScores,
+    Forward,
     Inputs,
     MicroStep,
     Objective,
@@ -130,7 +131,7 @@ class ContrastiveLearning(Objective):
         inputs = {"images": batch.images, "ids": self.model.text.trim_padding(ids), "kinds": kinds}
         return {name: tensor.to(self.who.device) for name, tensor in inputs.items()}
 
-    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         features = forward(inputs["images"], inputs["ids"], reducer=self.train_reducer)
         images, texts = (gather(part) for part in features)
         same = same_captions(gather(inputs["kinds"]))  # (B, B)

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import TrainingBatch
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
-from vitlab.training.objectives.base import Inputs, MicroStep, SelfSupervised, SelfSupervisedOptions
+from vitlab.training.objectives.base import Forward, Inputs, MicroStep, SelfSupervised, SelfSupervisedOptions
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import ModelRecipe, Recipe
@@ -127,7 +126,7 @@ class SelfDistillation(SelfSupervised):
     def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         return {f"view{number}": view.to(self.who.device) for number, view in enumerate(batch.views)}
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         out = forward(list(inputs.values()), self.temperature, watched=self.logged)
         self.means.append(out.teacher_mean)
         return out.loss, {key: float(value) for key, value in out.numbers.items()}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from vitlab.errors import TrainingError
 from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
 from vitlab.training.batches import TrainingBatch
-from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions
+from vitlab.training.objectives.base import Forward, Inputs, MicroStep, ObjectiveOptions
 from vitlab.training.objectives.supervised import Supervised
 from vitlab.training.recipe import Recipe
 from vitlab.training.teacher import Teacher, keep_answers
@@ -74,7 +73,7 @@ class Distillation(Supervised):
         answers = self.answers.take(batch.indices) if len(batch.indices) else torch.zeros(1, len(self.data.classes))
         return {**inputs, "teacher": answers.to(self.who.device)}
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         heads = forward(inputs["images"], reducer=self.train_reducer)
         o, answers = self.options, inputs["teacher"]
         agreed = float((heads[1].detach().argmax(dim=1) == answers.argmax(dim=1)).float().mean())

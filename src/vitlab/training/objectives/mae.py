@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.evaluate import evaluating
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
-from vitlab.training.objectives.base import AnyScores, Inputs, MicroStep, SelfSupervised
+from vitlab.training.objectives.base import AnyScores, Forward, Inputs, MicroStep, SelfSupervised
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.recipe import Recipe
 
@@ -46,7 +45,7 @@ class MaskedReconstruction(SelfSupervised):
     def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         return {"images": batch.images.to(self.who.device)}
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         out = forward(inputs["images"])
         if not self.logged:
             return out.loss, {}

@@ -7,9 +7,7 @@ The probability from which an image is given a label is chosen for each label on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,7 @@ from vitlab.images.datasets import Data
 from vitlab.models.base import Network
 from vitlab.models.task import LabelTask
 from vitlab.training.batches import TrainingBatch
-from vitlab.training.objectives.base import Inputs, MicroStep
+from vitlab.training.objectives.base import Forward, Inputs, MicroStep
 from vitlab.training.objectives.target import LearnsTarget
 from vitlab.training.report.curves import Chart
 from vitlab.training.target_scores import TargetScores, best_thresholds
@@ -50,7 +48,7 @@ class MultiLabel(LearnsTarget):
         images, targets = self.mix.mixed(batch.images, targets, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         outputs = forward(inputs["images"], reducer=self.train_reducer)  # (B, K)
         weight = self.positive_weight
         return F.binary_cross_entropy_with_logits(outputs, inputs["targets"], pos_weight=weight), {}

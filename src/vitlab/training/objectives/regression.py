@@ -8,9 +8,6 @@ units of the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,7 +16,7 @@ from vitlab.images.datasets import Data
 from vitlab.models.base import Network
 from vitlab.models.task import NumberTask
 from vitlab.training.batches import TrainingBatch
-from vitlab.training.objectives.base import Inputs, MicroStep
+from vitlab.training.objectives.base import Forward, Inputs, MicroStep
 from vitlab.training.objectives.target import LearnsTarget
 from vitlab.training.recipe import Recipe
 from vitlab.training.report.curves import Chart
@@ -49,5 +46,5 @@ class Regression(LearnsTarget):
         images, targets = self.mix.mixed(batch.images, targets, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         return F.mse_loss(forward(inputs["images"], reducer=self.train_reducer), inputs["targets"]), {}

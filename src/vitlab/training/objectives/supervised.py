@@ -5,9 +5,6 @@ data.balance=loss weighs each class by n / (K n_k), so that rare ones count as m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -21,7 +18,7 @@ from vitlab.training.evaluate import Scores, evaluate_classifier
 from vitlab.training.features import Count
 from vitlab.training.finetune import build_classifier
 from vitlab.training.frozen import Classifier, FrozenEncoder, why_in_every_step
-from vitlab.training.objectives.base import AnyScores, Inputs, MicroStep, Objective, mix_of, set_patch_dropout
+from vitlab.training.objectives.base import AnyScores, Forward, Inputs, MicroStep, Objective, mix_of, set_patch_dropout
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 
@@ -66,7 +63,7 @@ class Supervised(Objective):
         images, targets = self.mix(batch.images, batch.labels, classes, smoothing, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
-    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         logits = forward(inputs["images"], reducer=self.train_reducer)  # (B, K)
         return F.cross_entropy(logits, inputs["targets"], weight=self.class_weights), {}
 
