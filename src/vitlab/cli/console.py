@@ -62,8 +62,8 @@ def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()
     made = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         number = title in right
-        wraps = not number and title not in no_wrap
-        made.add_column(Text(translate(title)), justify="right" if number else "left", no_wrap=not wraps, overflow="fold")
+        justify = "right" if number else "left"
+        made.add_column(Text(translate(title)), justify=justify, no_wrap=number or title in no_wrap, overflow="fold")
     return made
 
 
