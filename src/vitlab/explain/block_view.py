@@ -18,9 +18,9 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, as_batch, check_layer, token_model, wide
 from vitlab.explain.walk import ForwardView, forward_view
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.trace import LayerTrace, Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.plain import PlainTransformer
@@ -73,8 +73,8 @@ def block_view(
     view: ForwardView | None = None,
 ) -> BlockView:
     """`token`: a number in the token list, prefix tokens first. Layers and heads count from 0. `edit`: changes to the
-    pass; of a dropped head, `mixed` is what it found and `heads` what is left of it. `view`: `forward_view` of the same
-    image and edit, where there is one already; then only this block is run.
+    pass; of a dropped head, `mixed` is what it computed and `heads` what is left of it. `view`: `forward_view` of the
+    same image and edit, where there is one already; then only this block is run.
     """
     model, x = _one_image(model, image)
     layer = check_layer(model, layer)
@@ -135,7 +135,7 @@ def query_attention(
 
 def _layer_trace(model: PlainTransformer, x: Tensor, trace: Trace, edit: Edit | None, layer: int) -> LayerTrace:
     """What the block of this layer is given in a pass with this trace and this edit."""
-    pass_trace = edited(trace, edit) or trace
+    pass_trace = with_edit(trace, edit) or trace
     pass_trace.begin(depth=len(model.blocks), offers=model.traceable, layout=model.layout(*x.shape[-2:]))
     at = pass_trace.at(layer)
     assert at is not None

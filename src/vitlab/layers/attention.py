@@ -98,7 +98,7 @@ class Heads(nn.Module):
     ) -> Tensor:
         weights = self.weights(q, k, added)
         if trace is not None:
-            weights = trace.mark_heads("attention", weights, even=lambda: self.weights(torch.zeros_like(q), k, mask))
+            weights = trace.mark_heads("attention", weights, uniform=lambda: self.weights(torch.zeros_like(q), k, mask))
             trace.mark_heads("class_attention", weights, row=0)
         return F.dropout(weights, self.attention_dropout, self.training) @ v
 

@@ -5,7 +5,7 @@
     logits = model(images, edit=Edit.from_json({"mask_patches": [3, 4], "drop_heads": [[0, 1]], "temperature": 2.0}))
 
 The places are the steps that a Trace can name (`model.traceable`): what can be traced can be edited. Layers, heads and
-tokens count from 0, as in a Trace; -1 is the last layer. How changes are applied stands in layers/edited.py.
+tokens count from 0, as in a Trace; -1 is the last layer. layers/apply_edit.py applies the changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Action = Literal[
     "shuffle_positions",
 ]
 ACTIONS: tuple[str, ...] = get_args(Action)
-OF_A_STEP = ("zero", "mean", "replace", "add", "scale", "uniform_attention")
+STEP_ACTIONS = ("zero", "mean", "replace", "add", "scale", "uniform_attention")
 
 
 class Where(TypedDict, total=False):
@@ -62,7 +62,7 @@ class Change:
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise UsageError(f"unknown action {self.action!r} in an edit: use {', '.join(ACTIONS)}.")
-        if (self.action in OF_A_STEP) != (isinstance(self.kind, str) and self.kind != ""):
+        if (self.action in STEP_ACTIONS) != (isinstance(self.kind, str) and self.kind != ""):
             problem = f"has no step (found {self.kind!r})" if self.kind else "needs a step: zero('tokens', ...), e.g."
             raise UsageError(f"{self.action} {problem}.")
         if self.action in ("hide_keys", "hide_patches") and self.tokens is None:

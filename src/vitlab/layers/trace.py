@@ -23,7 +23,7 @@ from vitlab.errors import UsageError
 from vitlab.tables import Table, Tabular, by
 
 if TYPE_CHECKING:
-    from vitlab.layers.edited import LayerEdit
+    from vitlab.layers.apply_edit import LayerEdit
     from vitlab.layers.positions import Rotary
 
 Pick = Callable[[Tensor], Tensor]
@@ -271,14 +271,14 @@ class LayerTrace:
         return value
 
     def mark_heads(
-        self, kind: str, value: Tensor, row: int | None = None, even: Callable[[], Tensor] | None = None
+        self, kind: str, value: Tensor, row: int | None = None, uniform: Callable[[], Tensor] | None = None
     ) -> Tensor:
         """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the requested ones.
 
-        Of windows, (B * windows, h, ...) becomes (B, h, windows, ...). `even`: see LayerEdit.apply.
+        Of windows, (B * windows, h, ...) becomes (B, h, windows, ...). `uniform`: see LayerEdit.apply.
         """
         if self.edit is not None and row is None:
-            value = self.edit.apply(kind, value, None, self.windows, even)
+            value = self.edit.apply(kind, value, None, self.windows, uniform)
         if kind in self.needs:
             part = value if row is None else value[:, :, row]
             self.seen[kind] = part if self.gradients else part.detach()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from vitlab.advice import to_type
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.config import Config
@@ -169,7 +169,7 @@ class Network(nn.Module):
         edit: Edit | None = None,
     ) -> Tensor:
         """(B, C, H, W) -> (B, E): what the classifier reads, or would read."""
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         last = self.forward_features(images, trace=trace, reducer=reducer)
         return self.forward_head(last, pre_logits=True, trace=trace)
 

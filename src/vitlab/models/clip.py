@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.block import Block
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace, mark
 from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
@@ -221,7 +221,7 @@ class CLIP(TwoTowers):
 
         `model.encoder.forward_features` gives them after it.
         """
-        return self.image.run_blocks(images, trace=edited(trace, edit), reducer=reducer)[0]  # (B, N, D)
+        return self.image.run_blocks(images, trace=with_edit(trace, edit), reducer=reducer)[0]  # (B, N, D)
 
     @property
     def scale(self) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth, run
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, to_map
 from vitlab.layers.reducer import Reducer
@@ -206,7 +206,7 @@ class Hierarchy(Network):
         reducer: Reducer | None = None,
         edit: Edit | None = None,
     ) -> Tensor:
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         return self.forward_head(self.forward_features(images, trace=trace, reducer=reducer), trace=trace)
 
     def forward_features(
@@ -220,13 +220,13 @@ class Hierarchy(Network):
         """The last stage's tokens after the final norm: (B, C, H, W) -> (B, N, D), row by row."""
         if reducer is not None:
             raise UsageError(f"{self.family} needs its tokens on a whole grid: use a reducer with a ViT.")
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         *_, (z, _) = self.start(images, trace)
         return z if self.norm is None else mark(trace, "norm", self.norm(z))
 
     def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None, edit: Edit | None = None) -> list[Tensor]:
         """One map of each stage, (B, C, rows, columns), as `pyramid` states them; the classifier's norm is left out."""
-        return [patch_map(z, grid) for z, grid in self.start(images, edited(trace, edit))]
+        return [patch_map(z, grid) for z, grid in self.start(images, with_edit(trace, edit))]
 
     def start(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         """`run`, after the images and the trace are checked."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.block import BLOCK_KINDS, Activation, Block, run
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
@@ -229,9 +229,9 @@ class MaskedAutoencoder(WrapsEncoder):
         target = self.target(images)  # (B, N, P*P*C)
         ratio = self.config.mask_ratio if mask_ratio is None else mask_ratio
         keep, mask = choose_visible(target, ratio, noise)  # (B, n), (B, N)
-        latent, _ = self.encoder.encode(images, trace=edited(trace, edit), keep=keep)  # (B, 1 + n, D)
+        latent, _ = self.encoder.encode(images, trace=with_edit(trace, edit), keep=keep)  # (B, 1 + n, D)
         layout = self.encoder.layout(*images.shape[-2:])
-        prediction = self.decoder(latent, keep, layout, edited(decoder_trace, decoder_edit))  # (B, N, P*P*C)
+        prediction = self.decoder(latent, keep, layout, with_edit(decoder_trace, decoder_edit))  # (B, N, P*P*C)
         error = (prediction.to(target.dtype) - target).square().mean(dim=-1)  # (B, N)
         return MAEOutput((error * mask).sum() / mask.sum(), prediction, mask)
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.block import BLOCK_KINDS, Block, run
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images, check_multiple, drop_patches, grid_of, keep_patches
 from vitlab.layers.pooling import Pooling, pool_tokens
 from vitlab.layers.positions import LearnedPositions, Rotary, SinCosPositions
@@ -224,7 +224,7 @@ class PlainTransformer(Network):
         reducer: Reducer | None = None,
         edit: Edit | None = None,
     ) -> Tensor:
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
         return self.forward_head(tokens, pre_logits=True, sizes=sizes, trace=trace)  # a mean weighs merged tokens
 
@@ -236,7 +236,7 @@ class PlainTransformer(Network):
         reducer: Reducer | None = None,
         edit: Edit | None = None,
     ) -> Tensor:
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
         return self.forward_head(tokens, sizes=sizes, trace=trace)
 
@@ -249,7 +249,7 @@ class PlainTransformer(Network):
         edit: Edit | None = None,
     ) -> Tensor:
         """All tokens after the last block and the final norm: (B, C, H, W) -> (B, N, D), prefix tokens first."""
-        return self.encode(images, trace=edited(trace, edit), reducer=reducer)[0]
+        return self.encode(images, trace=with_edit(trace, edit), reducer=reducer)[0]
 
     def encode(
         self,

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
@@ -238,7 +238,7 @@ class ResNet(Network):
         reducer: Reducer | None = None,
         edit: Edit | None = None,
     ) -> Tensor:
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         return self.forward_head(self.forward_features(images, trace=trace, reducer=reducer), trace=trace)
 
     def forward_features(
@@ -250,12 +250,12 @@ class ResNet(Network):
         edit: Edit | None = None,
     ) -> Tensor:
         """The last stage's map: (B, C, H, W) -> (B, D, rows, columns)."""
-        *_, x = self._run(images, edited(trace, edit), reducer)
+        *_, x = self._run(images, with_edit(trace, edit), reducer)
         return x
 
     def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None, edit: Edit | None = None) -> list[Tensor]:
         """One map of each stage, (B, D, rows, columns), as `pyramid` states them."""
-        return list(self._run(images, edited(trace, edit)))
+        return list(self._run(images, with_edit(trace, edit)))
 
     def _run(self, images: Tensor, trace: Trace | None, reducer: Reducer | None = None) -> Iterator[Tensor]:
         """The map that each stage gives."""

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from vitlab.advice import to_type
 from vitlab.errors import UsageError
+from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block, run
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import edited
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network, WrapsEncoder
@@ -288,7 +288,7 @@ class TwoTowers(WrapsEncoder):
         edit: Edit | None = None,
     ) -> Tensor:
         """(B, C, H, W) -> (B, E), of length 1 unless normalise=False."""
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         x = self.image(images, trace=trace, reducer=reducer)  # (B, D)
         return self.project_image(x, normalise=normalise, trace=trace)
 
@@ -304,7 +304,7 @@ class TwoTowers(WrapsEncoder):
     ) -> Tensor:
         """(T, N) token numbers, N at most the context -> (T, E), of length 1 unless normalise=False."""
         self.text.check_ids(ids)
-        trace = edited(trace, edit)
+        trace = with_edit(trace, edit)
         x = self.text(ids, trace=trace)  # (T, D)
         if self.text_projection is not None:
             x = mark(trace, "projection", self.text_projection(x))

@@ -21,10 +21,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vitlab.explain.methods import METHODS, SHOWN
+from vitlab.layers.apply_edit import EditedTrace, LayerEdit
 from vitlab.layers.attention import Heads
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.edit import Edit
-from vitlab.layers.edited import EditedTrace, LayerEdit
 from vitlab.layers.lora import merge_lora
 from vitlab.layers.trace import LayerTrace, Pick, Trace
 from vitlab.models.base import Network
@@ -82,19 +82,19 @@ class KnobTrace(EditedTrace):
 
 
 class LayerKnobs(LayerEdit):
-    of: KnobTrace
+    parent: KnobTrace
 
     def apply(self, kind: str, value: Tensor, heads: int | None = None, *more: Any, **named: Any) -> Tensor:
         if kind != "heads":
             return value
         assert self.layer is not None and heads is not None
-        factors = self.of.knobs.head_factors[self.layer]  # (h,)
+        factors = self.parent.knobs.head_factors[self.layer]  # (h,)
         return value * factors.repeat_interleave(value.shape[-1] // heads)
 
     def scores(
         self, q: Tensor, keys: int, bias: Tensor | None, mask: Tensor | None, root: float | None, windows: int | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return q * self.of.knobs.score_factor, bias, mask
+        return q * self.parent.knobs.score_factor, bias, mask
 
 
 class InsideGraph(nn.Module):

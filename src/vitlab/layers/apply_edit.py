@@ -1,6 +1,6 @@
 """How an Edit is applied: what a model reports its steps to, in place of a Trace, while a pass is edited.
 
-`edited(trace, edit)` is called where a pass begins; below that everything works with a Trace, whose `mark` hands the
+`with_edit(trace, edit)` is called where a pass begins; below that everything works with a Trace, whose `mark` hands the
 changed value back. The trace that the user gave records what the edited pass computed. Attention stays on the fused
 kernel unless its weights themselves are changed.
 """
@@ -22,12 +22,12 @@ from vitlab.layers.trace import LayerTrace, Pick, TokenLayout, Trace, check_offe
 BY_HEAD = ("queries", "keys", "values", "attention")  # (B, h, N, ...)
 WITHOUT_PREFIX = ("patch_embed", "merge", "pixels")  # only patches stand there
 DERIVED = ("class_attention", "assignment", "sizes")  # shown beside the pass, which does not go through them
-OF_SCORES = ("hide_keys", "hide_patches", "temperature", "without_sqrt_d")
-OF_POSITIONS = ("remove_positions", "shuffle_positions")
+SCORE_ACTIONS = ("hide_keys", "hide_patches", "temperature", "without_sqrt_d")
+POSITION_ACTIONS = ("remove_positions", "shuffle_positions")
 
 
-def edited(trace: Trace | None, edit: Edit | None) -> Trace | None:
-    """The trace as it is, or where there is something to change, one that changes it."""
+def with_edit(trace: Trace | None, edit: Edit | None) -> Trace | None:
+    """The trace as it is, or where there is something to change, one that changes the pass."""
     return EditedTrace(trace, edit) if edit is not None and edit.changes else trace
 
 
@@ -37,7 +37,7 @@ class EditedTrace(Trace):
     def __init__(self, trace: Trace | None, edit: Edit):
         super().__init__("edited", gradients=trace is not None and trace.gradients)
         self.trace, self.edit = trace, edit
-        self.used: set[Change] = set()  # that met their step
+        self.applied: set[Change] = set()
 
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
         offers = tuple(offers)
@@ -52,7 +52,7 @@ class EditedTrace(Trace):
         if self.trace is not None:
             self.trace.begin(depth=depth, offers=offers, layout=layout, places=places)
         self.layout, self.places, self._depth = layout, places, depth
-        self.used.clear()
+        self.applied.clear()
 
     def at(self, layer: int) -> LayerTrace | None:
         """None where a layer is neither edited nor traced."""
@@ -60,7 +60,7 @@ class EditedTrace(Trace):
         changes = [
             c
             for c in self.edit.changes
-            if c.action in OF_POSITIONS or c.layer is None or c.layer % self._depth == layer
+            if c.action in POSITION_ACTIONS or c.layer is None or c.layer % self._depth == layer
         ]
         if not changes:
             return traced
@@ -74,15 +74,15 @@ class EditedTrace(Trace):
         return value
 
     def finish(self) -> None:
-        """Refuse changes that met nothing to change: the result would silently be that of the model as it is."""
+        """Refuse changes that were not applied: the result would silently be that of the model as it is."""
         for change in self.edit.changes:
-            if change in self.used:
+            if change in self.applied:
                 continue
-            if change.action in OF_POSITIONS:
+            if change.action in POSITION_ACTIONS:
                 raise UsageError(
                     f"{change.action}: this model adds no positions of its own. (PVT v2 learns them by convolutions.)"
                 )
-            if change.action in OF_SCORES:
+            if change.action in SCORE_ACTIONS:
                 raise UsageError(f"{change.action}: this model has no attention.")
             if change.layer is not None:
                 raise UsageError(
@@ -94,12 +94,12 @@ class EditedTrace(Trace):
 class LayerEdit:
     """The changes to one layer (or to what stands outside the layers)."""
 
-    def __init__(self, of: EditedTrace, changes: Iterable[Change], layer: int | None):
-        assert of.layout is not None, "begin() comes first"
-        self.of, self.changes, self.layer = of, tuple(changes), layer
-        self.staged = bool(of.places)  # tokens stand on other grids from stage to stage
-        self.prefix = of.places[layer].prefix if self.staged and layer is not None else len(of.layout.prefix)
-        rows, columns = of.layout.grid
+    def __init__(self, parent: EditedTrace, changes: Iterable[Change], layer: int | None):
+        assert parent.layout is not None, "begin() comes first"
+        self.parent, self.changes, self.layer = parent, tuple(changes), layer
+        self.staged = bool(parent.places)  # tokens stand on other grids from stage to stage
+        self.prefix = parent.places[layer].prefix if self.staged and layer is not None else len(parent.layout.prefix)
+        rows, columns = parent.layout.grid
         self.tokens = None if self.staged else self.prefix + rows * columns  # at first; a reducer leaves fewer
 
     @property
@@ -113,20 +113,20 @@ class LayerEdit:
         value: Tensor,
         heads: int | None = None,
         windows: int | None = None,
-        even: Callable[[], Tensor] | None = None,
+        uniform: Callable[[], Tensor] | None = None,
     ) -> Tensor:
         """The changed value. `heads`: how many stand side by side in it; `windows`: of an image, where attention runs
-        in windows; `even`: attention weights that look at every key alike.
+        in windows; `uniform`: attention weights that are equal for all keys.
         """
         for change in self.changes:
-            if kind in ("position_embedding", "position_conv") and change.action in OF_POSITIONS:
+            if kind in ("position_embedding", "position_conv") and change.action in POSITION_ACTIONS:
                 value = self._moved(change, kind, value)
             if change.kind != kind:
                 continue
-            self.of.used.add(change)
+            self.parent.applied.add(change)
             if change.action == "uniform_attention":
-                assert even is not None
-                new = even()
+                assert uniform is not None
+                new = uniform()
             else:
                 new = self._new(change, value, windows)
             places = self._places(change, value, heads, windows)
@@ -236,14 +236,14 @@ class LayerEdit:
         self, q: Tensor, keys: int, bias: Tensor | None, mask: Tensor | None, root: float | None, windows: int | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Queries (B, h, N, d), the bias that is part of the scores, and the mask that is not, changed so that the
-        fused kernel gives what is asked. `root`: sqrt(d), None where scores are not divided by it.
+        fused kernel gives the changed attention. `root`: sqrt(d), None where scores are not divided by it.
         """
         for change in self.changes:
-            if change.action in OF_POSITIONS and bias is not None:
+            if change.action in POSITION_ACTIONS and bias is not None:
                 bias = self._moved_bias(change, bias, windows)
-            if change.action not in OF_SCORES:
+            if change.action not in SCORE_ACTIONS:
                 continue
-            self.of.used.add(change)
+            self.parent.applied.add(change)
             if change.action in ("hide_keys", "hide_patches"):
                 mask = self._hide(change, q, keys, mask, windows)
                 continue
@@ -283,8 +283,8 @@ class LayerEdit:
     def rope(self, rope: Rotary | None) -> Rotary | None:
         """Angles that turn queries and keys, moved or left out."""
         for change in self.changes:
-            if change.action in OF_POSITIONS and rope is not None:
-                self.of.used.add(change)
+            if change.action in POSITION_ACTIONS and rope is not None:
+                self.parent.applied.add(change)
                 if change.action == "remove_positions":
                     return None
                 order = self._order(change, rope.cos.shape[-2], rope.cos.device)
@@ -293,7 +293,7 @@ class LayerEdit:
 
     def _moved(self, change: Change, kind: str, table: Tensor) -> Tensor:
         """What is added to the tokens, (1, N, D)."""
-        self.of.used.add(change)
+        self.parent.applied.add(change)
         if change.action == "remove_positions":
             return torch.zeros_like(table)
         if kind == "position_conv":
@@ -302,7 +302,7 @@ class LayerEdit:
 
     def _moved_bias(self, change: Change, bias: Tensor, windows: int | None) -> Tensor | None:
         """A bias by the offset of query and key, (1, h, N, N)."""
-        self.of.used.add(change)
+        self.parent.applied.add(change)
         if change.action == "remove_positions":
             return None
         if windows is not None:
