@@ -393,12 +393,12 @@ def _parse_list(text: str, option: str) -> list[str]:
     return names
 
 
-def _parse_numbers(text: str, option: str, *words: str) -> str | list[int]:
-    """A list of whole numbers, or one of `words`."""
-    if text in words:
+def _parse_numbers(text: str, option: str, *names: str) -> str | list[int]:
+    """A list of whole numbers, or one of `names`."""
+    if text in names:
         return text
     try:
         return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        either = " or ".join(words)
+        either = " or ".join(names)
         raise UsageError(f"{option} {text!r} is no list of numbers: write 0,3,-1, or {either}.") from None
