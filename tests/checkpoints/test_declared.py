@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.declared import OTHERS, declared_by
+from vitlab.checkpoints.declared import NOT_READ, declared_by
 from vitlab.errors import CheckpointError
 
 CONFIGS = {  # what config.json says -> what the refusal says
@@ -79,4 +79,4 @@ def test_a_network_that_is_read_is_not_called_another(tmp_path):
     for name in (*names, "siglip", "siglip2", "dinov3_vit", "aimv2_vision_model", "beit", "swinv2", "ijepa"):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
         declared = declared_by(tmp_path)
-        assert declared is not None and declared.what == "", (name, OTHERS)
+        assert declared is not None and declared.what == "", (name, NOT_READ)
