@@ -35,7 +35,7 @@ from vitlab.images.samples import check_image, contents, is_image
 from vitlab.images.sorting import SortedFolder
 from vitlab.images.sources.folder import images_under
 from vitlab.layers.reducer import Reducer
-from vitlab.models.base import Capability, Network, evaluating, features_of
+from vitlab.models.base import Capability, Network, class_labels, evaluating, features_of
 from vitlab.models.task import LabelTask, NumberTask
 from vitlab.models.two_towers import TwoTowers, as_two_towers
 from vitlab.printable import csv_cell, valid_utf8
@@ -372,10 +372,6 @@ def ranked(probabilities: Tensor, labels: list[str], top: int) -> list[tuple[str
     """(K,) -> the best labels first, each with its probability."""
     values, indices = probabilities.topk(min(top, len(labels)))
     return [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
-
-
-def class_labels(model: Network) -> list[str]:
-    return [model.label_of(index) for index in range(model.classes)]
 
 
 @dataclass

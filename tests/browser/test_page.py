@@ -249,14 +249,64 @@ def test_a_link_restores_the_state(page, site):
     tab.wait_for_selector(".stage[data-step=mix].active")
     state = tab.evaluate("vitlab.state")
     wanted = dict(sample="moose", model="small", layer=2, head=1, token=7, step="mix", heat="attention", panel=None)
+    wanted |= dict(story=None, scene=0)
     assert state == wanted | {"edit": {"temperature": 0.5}}
-    assert set(tab.evaluate("location.hash").split("&")) >= {"layer=3", "head=2", "token=7", "step=mix"}
+    tab.wait_for_function("/step=mix&.*layer=3&head=2&token=7/.test(location.hash)")
     tab.evaluate("location.hash = '#sample=moose&model=small&layer=1&step=block&token=4'")
     tab.wait_for_function("vitlab.state.layer === 0 && vitlab.state.step === 'block' && vitlab.state.token === 4")
     other = page(link="#sample=nobody&model=none&layer=99&head=99&token=99999&step=x&edit=[1]&panel=y")
     state = other.evaluate("vitlab.state")
     assert state["model"] == "small" and state["layer"] == 2 and state["head"] == 1 and state["edit"] == {}
     assert state["sample"] == "cat" and state["step"] == "image" and 0 < state["token"] < 49
+
+
+def test_a_link_opens_a_scene_of_a_story(page):
+    tab = page(link="#sample=moose&model=small&story=class-token&scene=2")
+    tab.wait_for_selector("#story .story-dots li:nth-child(2) [aria-current]")
+    assert tab.evaluate("[vitlab.state.step, vitlab.state.sample]") != ["image", "cat"]
+    tab.click("#story [data-do=next]")
+    tab.wait_for_selector("#story .story-dots li:nth-child(3) [aria-current]")
+    tab.wait_for_function("/story=class-token&scene=3/.test(location.hash)")
+    tab.evaluate("location.hash = '#sample=moose&model=small'")
+    tab.wait_for_selector("#story", state="hidden")
+    tab.click("#stories")
+    tab.wait_for_selector("#story .story-list")
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector("#story", state="hidden")
+    tab.wait_for_function("!location.hash.includes('story')")
+
+
+@pytest.mark.parametrize(("step", "sign"), [("qkv", "q"), ("mix", "SA(z)"), ("fc2", "MLP(z′)")])
+def test_a_number_opens_into_the_sum_behind_it(page, site, step, sign):
+    tab = page(link=f"#sample=moose&model=small&layer=2&head=2&token=7&step={step}")
+    area = tab.locator(f".stage[data-step={step}] .opens .matrix[aria-label^='{sign},']").first
+    area.focus()
+    tab.keyboard.press("ArrowRight")  # the first number
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(f".stage[data-step={step}] .opened:not([hidden])")
+    sentence = tab.inner_text(f".stage[data-step={step}] .opened:not([hidden]) .worked-line")
+    name = {"qkv": "q", "mix": "mixed", "fc2": "fc2"}[step]
+    shown = tab.evaluate("(name) => vitlab.data.block[name][0]", name)
+    assert sentence.startswith(f"{sign}[1] = Σ")
+    assert float(sentence.rpartition("=")[2].replace("−", "-")) == pytest.approx(shown, abs=1e-4)
+    tab.click(f".stage[data-step={step}] .opened:not([hidden]) button")
+    assert tab.locator(f".stage[data-step={step}] .opened:not([hidden])").count() == 0
+
+
+def test_a_block_opens_by_growing_and_not_where_motion_is_unwanted(page):
+    tab = page(link="#sample=moose&model=small")
+    tab.emulate_media(reduced_motion="reduce")
+    count = """(layer) => new Promise((done) => {
+      vitlab.setState({ layer, step: "norm1" });
+      const look = () => document.querySelector(".block.open .stage") && vitlab.data.block?.layer === layer
+        ? done(document.getAnimations().filter((one) => one.constructor === Animation).length)
+        : requestAnimationFrame(look);
+      look();
+    })"""
+    assert tab.evaluate(count, 1) == 0
+    tab.evaluate("vitlab.setState({ step: 'block' })")
+    tab.emulate_media(reduced_motion="no-preference")
+    assert tab.evaluate(count, 2) > 3
 
 
 def test_by_keyboard_alone(page, picture):

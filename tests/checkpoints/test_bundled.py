@@ -80,6 +80,20 @@ def test_a_sample_is_a_picture_of_the_test_split_with_its_label():
         assert len(where) and sample.label in {str(labels[i]) for i in where}
 
 
+def test_the_old_name_of_a_replaced_model_loads_its_successor(monkeypatch):
+    monkeypatch.setitem(bundled.ALIASES, "numbers", "digits")
+    assert bundled.find("bundled:numbers") == bundled.find("bundled:digits")
+    assert vitlab.load("bundled:numbers").card == vitlab.load("bundled:digits").card
+    assert "numbers" not in bundled.names()
+    with pytest.raises(CheckpointError, match=r"In the package: bundled:numbers"):
+        vitlab.load("numbers")
+
+
+def test_the_default_is_there_and_comes_first():
+    assert bundled.find(bundled.DEFAULT).is_dir() and bundled.PREFIX + bundled.names()[0] == bundled.DEFAULT
+    assert not set(bundled.ALIASES) & set(bundled.names())
+
+
 def test_names_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"no such model in the package; there are cifar10, .*digits"):
         vitlab.load("bundled:imagenet")

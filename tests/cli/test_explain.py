@@ -260,7 +260,7 @@ def test_ablate(run, made):
     expected = vitlab.explain.ablate(made.model, made.pictures[:2], "cat", "mean")
     np.testing.assert_allclose(found["heads"], expected.heads, atol=1e-5)
     np.testing.assert_allclose(numbers("explain-ablate.npz")["mlps"], expected.mlps, atol=1e-5)
-    assert "layer 2, head" in run("ablate", checkpoint(made), made.pictures[0]).stdout
+    assert "layer 3, head" in run("ablate", checkpoint(made), made.pictures[0]).stdout
     assert '"zero" or "mean"' in run("ablate", checkpoint(made), made.pictures[0], "--how", "none", code=2).stderr
 
 

@@ -233,7 +233,7 @@ def test_one_picture_is_a_grid_of_layers_and_heads(two):
     maps = vitlab.explain.attention_maps(model, pictures[0], layers=[0, 2])
     figure = draw.attention(views[:1], maps, layers=[0, 2], title="Attention of it", patches=[5])
     words = words_of(figure)
-    for part in ("Attention of it", "layer 0", "layer 2", "head 3", "mean", "first.png", views[0].prediction):
+    for part in ("Attention of it", "layer 1", "layer 3", "head 4", "mean", "first.png", views[0].prediction):
         assert part in words
     images = figure.axes[0].images
     assert len(images) == 1 + 2 * 5 + 1  # the picture, maps and means, the scale
@@ -388,7 +388,7 @@ def test_what_a_reducer_merged_and_dropped_is_told_and_drawn(two):
     alone = laid == 7
     assert (pixels[alone] == plain[alone]).mean() > 0.99
     figure = draw.pruned(views, found)
-    assert "after layer 2" in words_of(figure) and "23 tokens" in words_of(figure)
+    assert "after layer 3" in words_of(figure) and "23 tokens" in words_of(figure)
 
 
 # ----------------------------------------------------------------------------------------------------------- agreement

@@ -251,6 +251,24 @@ def test_patching_in_stages():
 # ---------------------------------------------------------------- figures
 
 
+def test_results_are_tables_that_count_layers_from_1():
+    model = small()
+    model.labels = [*"abcdef", "大熊猫"]
+    found, shares = lens(model, IMAGES[:1], 6), attribution(model, IMAGES[:2], 6)
+    row = found.table().rows[-1]
+    best = int(found.probabilities[0, -1].argmax())
+    assert row[0] == "3" and row[1] == model.labels[best] and row[-1] == f"{float(found.probabilities[0, -1, 6]):.3f}"
+    assert found.table().titles[-1] == "of 大熊猫" and len(lens(model, IMAGES, 6).table().rows) == 9
+    parts = shares.parts(1)
+    assert sum(parts.values()) == pytest.approx(float(shares.logit[1]), abs=1e-4) and "MLP 3" in parts
+    assert shares.table().total[2] == f"{float(shares.logit[1]):+.4f}"
+    changed = ablate(model, IMAGES[:2], 6)
+    assert changed.table().rows[2][2] == f"{float(changed.heads[:, 2, 1].mean()):+.3f}"
+    moved = patch(model, IMAGES[:1], IMAGES[1:2], 6)
+    assert moved.table().rows[0][1] == f"{float(moved.moved(moved.groups['attention'])[0]):.2f}"
+    assert all("大熊猫" in result._repr_html_() for result in (found, shares, changed, moved))
+
+
 def test_figures_of_one_and_of_several_images():
     subject = open_subject("bundled:digits", ["digits#3", "digits#8"])
     one = open_subject("bundled:digits", "digits#3")

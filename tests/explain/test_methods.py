@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import typer
 import vitlab
 import vitlab.cli.main
 from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, SHOWN
+from vitlab.layers.edit import Edit
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,22 @@ def test_a_row_gives_a_map(model, name):
     assert method.supports(model) and first.shape == (3, 2, 3)
     assert torch.equal(first, second) != method.by_class
     assert bool((first < 0).any()) == method.signed
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.edits])
+def test_an_edited_pass_is_that_of_edited_weights(model, name):
+    """Without one head: the same as zeros in its columns of the projection."""
+    x = torch.randn(2, 3, 16, 24)
+    changed = copy.deepcopy(model)
+    changed.blocks[1].attention.proj.weight.data[:, 8:16] = 0
+    heat = METHODS[name](model, x, 2, Edit().zero("heads", layer=1, heads=[1]))
+    torch.testing.assert_close(heat, METHODS[name](changed, x, 2), rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(heat, METHODS[name](model, x, 2), rtol=1e-3)
+
+
+def test_a_method_without_edits_refuses_them(model):
+    with pytest.raises(ValueError, match="relevance, grad_cam, gradient_x_input do"):
+        METHODS["rollout"](model, torch.randn(1, 3, 16, 24), None, Edit().temperature(2.0))
 
 
 def test_methods_by_class_need_classes():

@@ -229,7 +229,7 @@ def test_figures_name_outliers_and_draw_both_maps(subject, count):
 
 @pytest.mark.parametrize(
     ("count", "heads", "expected"),
-    [(1, None, "no outliers"), (1, "mean", "layer 1, no outliers"), (2, None, "outliers left out")],
+    [(1, None, "no outliers"), (1, "mean", "layer 2, no outliers"), (2, None, "outliers left out")],
 )
 def test_attention_is_drawn_without_outliers_too(subject, count, heads, expected):
     explanation = figures.attention(subject(count), heads=heads)

@@ -53,7 +53,7 @@ def test_the_page_holds_the_attention(two):
         model(batch, trace=trace)
     weights = trace.stack("attention").transpose(0, 1).numpy()  # (B, L, h, N, N)
     for i, item in enumerate(data["items"]):
-        assert item["heads"] == ["mean of heads", "head 0", "head 1", "head 2", "head 3"] and item["first"] == 0
+        assert item["heads"] == ["mean of heads", "head 1", "head 2", "head 3", "head 4"] and item["first"] == 0
         found = rows_of(item, 3, 5)
         np.testing.assert_allclose(found[:, 1:], weights[i][..., 1:], atol=1 / 255 * weights[i].max())
         np.testing.assert_allclose(found[:, 0], weights[i].mean(1)[..., 1:], atol=1 / 255 * weights[i].max())
@@ -68,9 +68,9 @@ def test_a_page_stays_small_and_says_what_it_leaves_out():
     views = draw.views(model, [picture] * 3)
     page, note = draw.attention_page(model, [picture] * 3, views)
     assert len(page) < 5_000_000
-    assert "single heads" in note and "layers 0, 1, 2" in note and "2 of 3 images" in note
+    assert "single heads" in note and "layers 1, 2, 3" in note and "2 of 3 images" in note
     data = data_of(page)
-    assert data["note"] == note and data["items"][0]["layers"] == ["layer 3"] and len(data["items"]) == 1
+    assert data["note"] == note and data["items"][0]["layers"] == ["layer 4"] and len(data["items"]) == 1
     with pytest.raises(ValueError, match="--image-size"):
         draw.attention_page(model, [picture], views[:1], limit=1_000_000)
 

@@ -7,16 +7,20 @@ from pathlib import Path
 from vitlab.errors import CheckpointError
 
 PREFIX = "bundled:"
-DEFAULT = "bundled:cifar10"  # where a command needs a model and is given none
+DEFAULT = "bundled:cifar10"  # where a command needs a model and is given none; the first on the page
+ALIASES: dict[str, str] = {}  # names of models that were replaced -> those of their successors
 FOLDER = Path(__file__).parents[1] / "bundled"
 
 
 def names() -> list[str]:
-    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "model.json").is_file())
+    """The default first, then by name; without aliases."""
+    found = (folder.name for folder in FOLDER.iterdir() if (folder / "model.json").is_file())
+    return sorted(found, key=lambda name: (PREFIX + name != DEFAULT, name))
 
 
 def find(name: str) -> Path:
-    wanted = name.removeprefix(PREFIX)
+    asked = name.removeprefix(PREFIX)
+    wanted = ALIASES.get(asked, asked)
     if wanted not in names():
         raise CheckpointError(f"{name}: there is no such model in the package; there are {', '.join(names())}.")
     return FOLDER / wanted

@@ -395,6 +395,6 @@ def _not_there(source: str) -> str:
             + to_type(f" In Python: vitlab.create({entry.name!r}) makes a new one.", "")
         )
     hint = f" For a model on the Hugging Face hub: {hub.PREFIX}{source}." if source.count("/") == 1 else ""
-    hint = f" In the package: {bundled.PREFIX}{source}." if source in bundled.names() else hint
+    hint = f" In the package: {bundled.PREFIX}{source}." if source in (*bundled.names(), *bundled.ALIASES) else hint
     hint = hint or f" In the package: {', '.join(bundled.PREFIX + name for name in bundled.names())}."
     return f"{source}: no such file or folder.{hint}"

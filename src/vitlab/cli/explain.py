@@ -97,7 +97,10 @@ class FaithfulnessOutput(FileOutput):
 @app.add
 def attention(
     inputs: Inputs,
-    layers: Annotated[str | None, typer.Option(metavar="0,5,-1|all", help="Which layers; -1 is the last.")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="0,5,-1|all", help="Which layers, from 0; -1 is the last. Figures count from 1."),
+    ] = None,
     heads: Annotated[
         str | None,
         typer.Option(
@@ -193,7 +196,7 @@ def features(
         Path | None, typer.Option(metavar="FOLDER", help="Instead: the most similar images of this folder.")
     ] = None,
     k: Annotated[int, typer.Option("--top", "-k", help="How many neighbours.", min=1)] = 5,
-    layer: Annotated[int, typer.Option(help="Tokens after this layer.")] = -1,
+    layer: Annotated[int, typer.Option(help="Tokens after this layer, from 0; -1 is the last.")] = -1,
     *,
     output: Output,
 ) -> None:

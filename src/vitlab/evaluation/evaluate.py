@@ -34,9 +34,9 @@ from vitlab.images.samples import Samples, data_of_samples
 from vitlab.images.sources import sources_of
 from vitlab.images.sources.dataset import KIND_NAMES
 from vitlab.images.sources.targets import table_titles
-from vitlab.inference import check_reducer, class_labels, on_device
+from vitlab.inference import check_reducer, on_device
 from vitlab.models import registry
-from vitlab.models.base import Capability, Network
+from vitlab.models.base import Capability, Network, class_labels
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitlab.explain.attention_view import AttentionView, show
     from vitlab.explain.attribution import attribution
     from vitlab.explain.block_view import BlockView, block_view, query_attention
+    from vitlab.explain.cell_view import CellView, cell_view
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
@@ -43,6 +44,7 @@ _NAMES = {  # by module
     "ablate": ("ablate",),
     "attention_maps": ("attention_maps", "attention_masks"),
     "block_view": ("BlockView", "block_view", "query_attention"),
+    "cell_view": ("CellView", "cell_view"),
     "attribution": ("attribution",),
     "attention_view": ("AttentionView", "show"),
     "clip_prompts": ("ask",),
@@ -63,6 +65,7 @@ _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.mo
 __all__ = [
     "AttentionView",
     "BlockView",
+    "CellView",
     "Explanation",
     "Foreground",
     "ForwardView",
@@ -77,6 +80,7 @@ __all__ = [
     "attention_statistics",
     "attribution",
     "block_view",
+    "cell_view",
     "compare_methods",
     "curves",
     "filters",

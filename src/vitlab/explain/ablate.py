@@ -10,6 +10,7 @@ its place, which keeps the network nearer to what it knows (Michel et al., arXiv
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +24,14 @@ from vitlab.explain.relevance import Target, class_numbers, classifier, target_p
 from vitlab.explain.stages import heads_at
 from vitlab.layers.edit import Edit
 from vitlab.layers.trace import check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.models.base import class_labels, evaluation_mode
+from vitlab.tables import Table, Tabular
 
 How = Literal["zero", "mean"]
 
 
 @dataclass
-class Ablation:
+class Ablation(Tabular):
     """Changes against the whole network, of the logit and of the probability of each image's class."""
 
     how: How
@@ -42,6 +44,18 @@ class Ablation:
     attention_probability: Tensor
     mlps: Tensor  # (B, L)
     mlps_probability: Tensor
+    labels: list[str]  # of all classes
+
+    def table(self) -> Table:
+        heads, attention, mlps = (part.mean(0).tolist() for part in (self.heads, self.attention, self.mlps))
+        titles = ["without", *(f"head {n + 1}" for n in range(self.heads.shape[2])), "attention", "MLP"]
+        rows = [
+            [f"layer {layer + 1}", *("" if math.isnan(value) else f"{value:+.3f}" for value in (*row, whole, mlp))]
+            for layer, (row, whole, mlp) in enumerate(zip(heads, attention, mlps, strict=True))
+        ]
+        of = ", ".join(dict.fromkeys(self.labels[number] for number in self.target))
+        mean = f", mean of {len(self.target)} images" if len(self.target) > 1 else ""
+        return Table(titles, rows, titles[1:], [f"Change of the logit of {of}{mean}"])
 
 
 @torch.no_grad()
@@ -77,7 +91,8 @@ def ablate(
     for (kind, layer, head), parts in changes.items():
         tables[kind][:, :, layer, head] = torch.cat(parts, dim=1).cpu()
     attention, mlps = tables["attention_out"][..., 0], tables["mlp_out"][..., 0]
-    return Ablation(how, chosen, logit, probability, *tables["heads"], *attention, *mlps)
+    labels = class_labels(model)
+    return Ablation(how, chosen, logit, probability, *tables["heads"], *attention, *mlps, labels)
 
 
 def _of_class(model: TokenModel, logits: Tensor, numbers: Tensor) -> Tensor:

@@ -27,18 +27,19 @@ from vitlab.explain.stages import Stages, heads_at, last_stage
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.trace import Trace
-from vitlab.models.base import evaluation_mode
+from vitlab.models.base import class_labels, evaluation_mode
 from vitlab.models.clip import CLIPVision
 from vitlab.models.hierarchy import GridBlock, Hierarchy
 from vitlab.models.plain import PlainTransformer
 from vitlab.models.vit import VisionTransformer
+from vitlab.tables import Table, Tabular
 
 ADDED = ("heads", "proj", "values", "attention_out", "after_attention", "mlp_out", "tokens")
 BEFORE_BLOCKS = ("norm_pre", "positions", "prefix", "patch_embed")  # the last of these enters the first block
 
 
 @dataclass
-class Attribution:
+class Attribution(Tabular):
     """Shares in the logit of each image's class. `layers` are all, or in stages (Swin, PVT, Twins) those of the last
     one, where `embedding` is what entered that stage.
     """
@@ -55,6 +56,24 @@ class Attribution:
     sources: Tensor  # (B, layers, h, N): each head's share by the token it looked at; padding of windows is left out
     prefix: int  # of these N, tokens before the patches
     grid: tuple[int, int]
+    labels: list[str]  # of all classes
+
+    def table(self) -> Table:
+        images = [self.parts(i) for i in range(len(self.target))]
+        titles = ["part", *(self.labels[number] for number in self.target)]
+        rows = [[name, *(f"{parts[name]:+.4f}" for parts in images)] for name in images[0]]
+        total = ["logit", *(f"{value:+.4f}" for value in self.total.tolist())]
+        return Table(titles, rows, titles[1:], ["Shares in the logit"], total)
+
+    def parts(self, image: int) -> dict[str, float]:
+        """Named shares of one image, in the order of the pass; they sum to its logit. Layers count from 1 in names."""
+        parts = {"embedding": float(self.embedding[image])}
+        if float(self.positions[image]):
+            parts["positions"] = float(self.positions[image])
+        for place, layer in enumerate(self.layers):
+            attention = self.heads[image, place].sum() + self.attention_bias[image, place]
+            parts |= {f"attention {layer + 1}": float(attention), f"MLP {layer + 1}": float(self.mlps[image, place])}
+        return {**parts, "biases at the end": float(self.constant[image])}
 
     @property
     def total(self) -> Tensor:
@@ -157,7 +176,7 @@ def _attribute(model: TokenModel, images: Tensor, target: Target) -> Attribution
     logit = logits.gather(1, numbers[:, None])[:, 0]
     return Attribution(
         *(numbers.tolist(), logit.double(), list(layers), heads, bias, mlps),
-        *(direction.of(entering), positions, direction.constant, sources, prefix, grid),
+        *(direction.of(entering), positions, direction.constant, sources, prefix, grid, class_labels(model)),
     )
 
 

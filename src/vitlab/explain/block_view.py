@@ -24,12 +24,13 @@ from vitlab.layers.edit import Edit
 from vitlab.layers.trace import LayerTrace, Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.plain import PlainTransformer
+from vitlab.tables import Table, Tabular, by
 
 OPTIONAL = ("norm1", "norm2")  # post-norm blocks have no norm at these places
 
 
 @dataclass(frozen=True)
-class BlockView:
+class BlockView(Tabular):
     """What a block computes for one query token, in the order of the pass. N tokens, prefix tokens first; D wide;
     h heads of d channels; M hidden channels.
     """
@@ -54,6 +55,14 @@ class BlockView:
     fc2: Tensor  # (D,)
     scale2: Tensor | None  # (D,)
     output: Tensor  # (D,), z of this layer
+
+    def table(self) -> Table:
+        rows = [
+            [name, by(tuple(value.shape)), *(f"{float(one):.4g}" for one in (value.min(), value.max(), value.norm()))]
+            for name, value in self.arrays().items()
+        ]
+        titles = ["step", "shape", "smallest", "largest", "length"]
+        return Table(titles, rows, titles[1:], ["One token's way through a block"])
 
     def arrays(self) -> dict[str, Tensor]:
         """By name, without what this model does not have."""

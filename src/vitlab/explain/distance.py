@@ -33,10 +33,10 @@ class AttentionStatistics(Tabular):
 
     def table(self) -> Table:
         depth, heads = self.distance.shape
-        titles = ["layer", *(f"head {head}" for head in range(heads))]
+        titles = ["layer", *(f"head {head + 1}" for head in range(heads))]
         pair = lambda distance, entropy: f"{distance:.1f} px, {entropy:.2f}"
         both = torch.stack([self.distance, self.entropy], dim=-1).tolist()  # (L, h, 2)
-        rows = [[str(layer), *(pair(*values) for values in both[layer])] for layer in range(depth)]
+        rows = [[str(layer + 1), *(pair(*values) for values in both[layer])] for layer in range(depth)]
         heading = [f"Attention distance and entropy, mean over {self.images} image{'s' if self.images > 1 else ''}"]
         note = f"Uniform attention: {pair(self.uniform_distance, self.max_entropy)} nats."
         return Table(titles, rows, titles, heading, notes=[note])

@@ -114,12 +114,19 @@ def patch_similarity(
 
 
 @dataclass(frozen=True)
-class Foreground:
+class Foreground(Tabular):
     """A guess at the foreground, and two measures of how far to trust it."""
 
     mask: Tensor  # (B, grid_h, grid_w), True on the foreground
     separation: Tensor  # (B,), share of the component's variance that lies between the two sides, 0 to 1
     margin: Tensor  # (B,), how far the border lies below the mean of all patches, in standard deviations
+
+    def table(self) -> Table:
+        measures = zip(self.mask.flatten(1).double().mean(1).tolist(), self.doubts(), strict=True)
+        rows = [[str(i), f"{share:.1%}", doubt or "sure"] for i, (share, doubt) in enumerate(measures)]
+        return Table(
+            ["image", "foreground", "verdict"], rows, ("image", "foreground"), ["Foreground, as share of patches"]
+        )
 
     @property
     def unsure(self) -> Tensor:

@@ -100,7 +100,7 @@ def attention(
     if pixel is not None:
         numbers["query_patch"] = patches
     one_head = len(head_numbers) == 1 and np.max(model.config.heads) > 1
-    title = f"Attention of {who}" + (f", head {head_numbers[0]}" if one_head else "")
+    title = f"Attention of {who}" + (f", head {head_numbers[0] + 1}" if one_head else "")
     outliers = FigureOutliers.of(subject)
     left_out = None
     if outliers.any:
@@ -281,7 +281,7 @@ def features(
         captions = None if captions is None else [[*row, ""] for row in captions]
         marks = [[draw.mark_of(views[0], patch)], *[()] * (len(views) - 1)]
         note += " Likeness is to the framed patch" + (" of the first image." if len(views) > 1 else ".")
-    title = f"Features of layer {layer}"
+    title = f"Features of layer {layer + 1}"
     outliers = FigureOutliers.of(subject)
     drawing: dict[str, Any] = dict(note=note, marks=marks, captions=captions, scale=subject.scale)
     figure = lambda: draw.heat(views, columns, title=title, **drawing)
@@ -289,7 +289,7 @@ def features(
     def page() -> str:
         tokens = F.normalize(patch_tokens(model, images, **options).flatten(1, 2), dim=-1)  # (B, N, D)
         scale = subject.scale
-        return draw.likeness_page(views, tokens @ tokens.mT, title=title, layer=f"layer {layer}", scale=scale)
+        return draw.likeness_page(views, tokens @ tokens.mT, title=title, layer=f"layer {layer + 1}", scale=scale)
 
     numbers = {**columns, "layer": layer, **outliers.numbers}
     if guess is not None:

@@ -13,7 +13,6 @@ from vitlab.errors import UsageError
 from vitlab.explain import draw
 from vitlab.explain.ablate import How
 from vitlab.explain.ablate import ablate as ablate_parts
-from vitlab.explain.attribution import Attribution
 from vitlab.explain.attribution import attribution as attribute
 from vitlab.explain.inputs import TokenModel
 from vitlab.explain.lens import lens as read_layers
@@ -66,7 +65,7 @@ def lens(subject: Subject, target: Target = None) -> Explanation:
     for i, view in enumerate(subject.views):
         followed = results["explained"][i]
         columns = zip(result.layers, labels[i], results["probability"][i], of_target[i], strict=True)
-        rows = [[str(layer), label, f"{best:.3f}", f"{own:.3f}"] for layer, label, best, own in columns]
+        rows = [[str(layer + 1), label, f"{best:.3f}", f"{own:.3f}"] for layer, label, best, own in columns]
         right = ("probability", followed)
         tables.append(Table(["layer", "top class", *right], rows, right, heading=[view.name]))
     return Explanation(subject, title, figure, numbers, results, notes=_stage_note(model), tables=tables)
@@ -81,7 +80,7 @@ def attribution(subject: Subject, target: Target = None) -> Explanation:
     if isinstance(model, Hierarchy):
         patches = Stages(model, *views[0].size).lay(patches.flatten(1), len(model.stages) - 1)
     title = f"Shares in the logit of {labels[0]}" if len(set(labels)) == 1 else "Shares in the logit of each top class"
-    shares = [_shares(result, i) for i in range(len(views))]
+    shares = [result.parts(i) for i in range(len(views))]
     if len(views) == 1:
         lines = [
             f"{subject.name}, {views[0].name}: logit {float(result.logit[0]):.3f}, sum of the shares "
@@ -174,7 +173,7 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
     columns = list(results["moved"].values())
     cells = [["" if value is None else f"{value:.2f}" for value in row] for row in zip(*columns, strict=True)]
     heading = f"logit of {label}: {result.logit:.4f} and {result.other_logit:.4f}"
-    rows = [[str(layer), *row] for layer, row in enumerate(cells)]
+    rows = [[str(layer + 1), *row] for layer, row in enumerate(cells)]
     table = Table(["layer", *results["moved"]], rows, tuple(results["moved"]), heading=[heading])
     return Explanation(subject, title, figure, numbers, results, notes=notes, tables=[table])
 
@@ -183,23 +182,12 @@ def _labels(model: TokenModel, numbers: list[int]) -> list[str]:
     return [model.label_of(number) for number in numbers]
 
 
-def _shares(result: Attribution, i: int) -> dict[str, float]:
-    """Named shares of one image, in the order of the pass; they sum to the logit."""
-    shares = {"embedding": float(result.embedding[i])}
-    if float(result.positions[i]):
-        shares["positions"] = float(result.positions[i])
-    for place, layer in enumerate(result.layers):
-        attention = result.heads[i, place].sum() + result.attention_bias[i, place]
-        shares |= {f"attention {layer}": float(attention), f"MLP {layer}": float(result.mlps[i, place])}
-    return {**shares, "biases at the end": float(result.constant[i])}
-
-
 def _ablated_parts(changes: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Changes of one image's logit, by the name of the part that is left out; those of `Ablation`."""
-    parts = {f"layer {n}, {title}": float(v) for title, key in HALVES.items() for n, v in enumerate(changes[key])}
+    parts = {f"layer {n + 1}, {title}": float(v) for title, key in HALVES.items() for n, v in enumerate(changes[key])}
     for (layer, head), change in np.ndenumerate(changes["heads"]):
         if np.isfinite(change):  # this layer has so many heads
-            parts[f"layer {layer}, head {head}"] = float(change)
+            parts[f"layer {layer + 1}, head {head + 1}"] = float(change)
     return parts
 
 

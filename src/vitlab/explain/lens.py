@@ -20,14 +20,15 @@ from vitlab.explain.inputs import Images, TokenModel, run_trace, wide
 from vitlab.explain.relevance import Target, class_numbers, classifier, target_parts
 from vitlab.explain.stages import last_stage
 from vitlab.layers.trace import check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.models.base import class_labels, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Bar, Table, Tabular
 
 AT_ONCE = 4096  # tokens that are read together
 
 
 @dataclass
-class Lens:
+class Lens(Tabular):
     """What the head reads after each of `layers`."""
 
     layers: list[int]
@@ -37,6 +38,34 @@ class Lens:
     patch_probability: Tensor  # (B, layers, grid_h, grid_w): its probability
     target: list[int]  # the class of each image that is followed
     target_probability: Tensor  # (B, layers, grid_h, grid_w): its probability at each patch
+    labels: list[str]  # of all classes
+
+    def table(self) -> Table:
+        best = self.probabilities.max(-1)  # (B, layers)
+        rows = [
+            [str(i), str(layer + 1), self.labels[number], f"{share:.3f}", Bar(share), f"{followed:.3f}"]
+            for i in range(len(self.target))
+            for layer, number, share, followed in zip(
+                self.layers,
+                best.indices[i].tolist(),
+                best.values[i].tolist(),
+                self.probabilities[i, :, self.target[i]].tolist(),
+                strict=True,
+            )
+        ]
+        of = {self.labels[number] for number in self.target}
+        titles = [
+            "image",
+            "after layer",
+            "top class",
+            "probability",
+            "",
+            "of " + (of.pop() if len(of) == 1 else "target"),
+        ]
+        right = {"probability", titles[-1]}
+        if len(self.target) == 1:
+            titles, rows = titles[1:], [row[1:] for row in rows]
+        return Table(titles, rows, right, ["What the head would read after each layer"])
 
 
 @torch.no_grad()
@@ -63,8 +92,9 @@ def lens(model: ModelOrName, images: Images, target: Target = None, *, batch_siz
         maps = (torch.stack(each, dim=1).unflatten(-1, (rows, columns)) for each in zip(*read, strict=True))
         parts.append((logits, model.task.scores(logits), *maps))
         chosen += numbers.tolist()
+    labels = class_labels(model)
     logits, probabilities, top, probability, of_target = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-    return Lens(list(layers), logits, probabilities, top, probability, chosen, of_target)
+    return Lens(list(layers), logits, probabilities, top, probability, chosen, of_target, labels)
 
 
 def _normed(model: TokenModel, z: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitlab.checkpoints.load import ModelOrName
     from vitlab.explain.inputs import Images
     from vitlab.explain.relevance import Target
+    from vitlab.layers.edit import Edit
     from vitlab.models.base import Network
 
     MapFunction = Callable[[ModelOrName, Images, Target], Tensor]
@@ -38,15 +39,22 @@ class ScoringMethod:
     by_class: bool = False  # scores patches for one class; False: `target` is ignored
     signed: bool = False  # values below 0 speak against the class
     baseline: bool = False  # only to compare others with
+    edits: bool = False  # takes edit=, changes to the pass
 
     @property
     def module(self) -> str:
         return self.function.partition(".")[0]
 
-    def __call__(self, model: ModelOrName, images: Images, target: Target = None) -> Tensor:
-        """(B, grid_h, grid_w)."""
+    def __call__(self, model: ModelOrName, images: Images, target: Target = None, edit: Edit | None = None) -> Tensor:
+        """(B, grid_h, grid_w). `edit`: changes to the pass, for methods that take them."""
         run = getattr(import_module(f"vitlab.explain.{self.module}"), self.function.partition(".")[2])
-        return run(model, images, target) if self.by_class else run(model, images)
+        arguments = (model, images, target) if self.by_class else (model, images)
+        if edit is None:
+            return run(*arguments)
+        if not self.edits:
+            able = ", ".join(name for name, method in METHODS.items() if method.edits)
+            raise UsageError(f"{self.name} does not take changes to the pass: {able} do.")
+        return run(*arguments, edit=edit)
 
     def supports(self, model: Network) -> bool:
         return not self.missing_in(model)
@@ -62,10 +70,16 @@ METHODS: dict[str, ScoringMethod] = {
     for method in (
         ScoringMethod("attention", "Attention", "attention_maps.last_attention", ("attention",)),
         ScoringMethod("rollout", "Rollout", "rollout.rollout", ("attention",)),
-        ScoringMethod("relevance", "Relevance", "relevance.relevance", ("attention",), True),
-        ScoringMethod("grad_cam", "Grad-CAM", "relevance.grad_cam", ("tokens",), True),
+        ScoringMethod("relevance", "Relevance", "relevance.relevance", ("attention",), True, edits=True),
+        ScoringMethod("grad_cam", "Grad-CAM", "relevance.grad_cam", ("tokens",), True, edits=True),
         ScoringMethod(
-            "gradient_x_input", "Gradient x input", "relevance.gradient_x_input", ("patch_embed",), True, signed=True
+            "gradient_x_input",
+            "Gradient x input",
+            "relevance.gradient_x_input",
+            ("patch_embed",),
+            by_class=True,
+            signed=True,
+            edits=True,
         ),
         ScoringMethod("random", "Random", "faithfulness.random_map", baseline=True),
     )

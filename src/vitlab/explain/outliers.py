@@ -24,6 +24,7 @@ from vitlab.explain.inputs import Images, batches, run_trace, wide
 from vitlab.explain.stages import one_grid
 from vitlab.explain.weights import last_layers
 from vitlab.layers.trace import check_offered
+from vitlab.tables import Table, Tabular
 
 LONG = 3.0  # times the median patch token of the image
 SINK = 10.0  # times the attention that 95 % of the patches stay below
@@ -43,19 +44,29 @@ class Outlier:
     sink: bool
 
     def __str__(self) -> str:
-        signs = [f"attention x {self.attention:.0f} in layer {self.layer}"] * self.sink
+        signs = [f"attention x {self.attention:.0f} in layer {self.layer + 1}"] * self.sink
         signs += [f"length x {self.length:.1f}"] * self.long
         return f"row {self.row}, column {self.column} ({', '.join(signs)})"
 
 
 @dataclass(frozen=True)
-class OutlierTokens:
+class OutlierTokens(Tabular):
     """How far every patch stands out, and which patches are outliers."""
 
     length: Tensor  # (B, grid_h, grid_w), as in Outlier
     attention: Tensor  # (B, layers, grid_h, grid_w)
     long: Tensor  # (B, grid_h, grid_w), True where the token is long
     sink: Tensor  # (B, grid_h, grid_w), True where it draws far more attention than others, in any layer
+
+    def table(self) -> Table:
+        rows = [
+            [str(i), f"{one.row}, {one.column}", f"{one.length:.1f}", f"{one.attention:.0f}", str(one.layer + 1)]
+            for i, image in enumerate(self.listed())
+            for one in image
+        ]
+        titles = ["image", "row, column", "length x", "attention x", "in layer"]
+        notes = [] if rows else ["No patch token stands out."]
+        return Table(titles, rows, titles, ["Outlier tokens, against the other patches"], notes=notes)
 
     @property
     def mask(self) -> Tensor:

@@ -9,6 +9,7 @@ arXiv:2202.05262). All tokens of one layer always give 1: everything after them 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -23,20 +24,34 @@ from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Table, Tabular
 
 STEPS = {"attention": "attention_out", "MLP": "mlp_out"}  # what a half of a block adds, of all tokens
 
 
 @dataclass
-class Patching:
+class Patching(Tabular):
     """Logits of one class: of both images, and of the first with parts of the other."""
 
     target: int
     logit: float  # of the first image
     other_logit: float
+    label: str  # of this class
     groups: dict[str, Tensor]  # (L,) each: "attention" and "MLP" of all tokens; where there are, "prefix" and "patches"
     heads: Tensor  # (L, h); nan where a layer has fewer heads than another
     patches: Tensor | None = field(default=None)  # (L, grid_h, grid_w): one patch's token alone
+
+    def table(self) -> Table:
+        columns = {name: self.moved(values).tolist() for name, values in self.groups.items()}
+        rows = [
+            [str(layer + 1), *("" if math.isnan(value) else f"{value:.2f}" for value in row)]
+            for layer, row in enumerate(zip(*columns.values(), strict=True))
+        ]
+        heading = [
+            f"Logit of {self.label}: {self.logit:.4f} of the image, {self.other_logit:.4f} of the other",
+            "0: nothing has moved. 1: as the other image.",
+        ]
+        return Table(["layer", *columns], rows, ["layer", *columns], heading)
 
     def moved(self, logits: Tensor) -> Tensor:
         """How far logits moved: 0 is the first image's, 1 the other one's; nan where both have the same."""
@@ -89,7 +104,7 @@ def patch(
             for head in range(heads_at(model, layer)):
                 heads[layer, head] = run(Edit().replace("heads", theirs["heads", layer], layer=layer, heads=[head]))[0]
         patches = _by_patch(model, images, own, theirs, run, batch_size) if by_patch else None
-    return Patching(number, logit, other_logit, groups, heads, patches)
+    return Patching(number, logit, other_logit, model.label_of(number), groups, heads, patches)
 
 
 def _groups(model: TokenModel, images: Tensor) -> list[str]:

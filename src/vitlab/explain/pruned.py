@@ -29,7 +29,7 @@ class Pruned(Tabular):
 
     def table(self) -> Table:
         counts = self.tokens.double().mean(0).tolist()  # over images
-        rows = [[str(i), f"{n:g}", "removes" if i in self.changed else ""] for i, n in enumerate(counts)]
+        rows = [[str(i + 1), f"{n:g}", "removes" if i in self.changed else ""] for i, n in enumerate(counts)]
         return Table(["layer", "tokens", ""], rows, ("layer", "tokens"), ["Tokens after each layer, mean over images"])
 
     @property

@@ -3,6 +3,8 @@
     heat = relevance(model, "cat.jpg")                         # (B, grid_h, grid_w), for each image's top class
     heat = grad_cam(model, images, target="tabby")             # or a class's number, or a list with one for each image
 
+    heat = relevance(model, images, edit=Edit().zero("heads", layer=2, heads=[1]))      # of an edited pass
+
 Gradients are taken of traced values, never of the weights: .grad and requires_grad stay unchanged, and a frozen model
 works as well.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 from operator import index
 
 import numpy as np
@@ -21,6 +24,7 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, logits_of, token_model, wide
 from vitlab.explain.stages import Stages, row_of
+from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.models.base import Network, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
@@ -28,7 +32,9 @@ from vitlab.models.hierarchy import Hierarchy
 Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 
 
-def relevance(model: ModelOrName, images: Images, target: Target = None, *, batch_size: int = 8) -> Tensor:
+def relevance(
+    model: ModelOrName, images: Images, target: Target = None, *, batch_size: int = 8, edit: Edit | None = None
+) -> Tensor:
     """(B, grid_h, grid_w): gradient-weighted attention through all layers, eqs. 5-6 of arXiv:2103.15679.
 
     Abar = E_h[(dy/dA * A)^+] and R <- R + Abar R, from R = I; the map is the row of R of the token that the head reads:
@@ -44,11 +50,17 @@ def relevance(model: ModelOrName, images: Images, target: Target = None, *, batc
     """
     model = classifier(model)
     check_offered(["attention"], model.traceable)
-    return _maps(model, images, target, batch_size, _relevance)
+    return _maps(model, images, target, batch_size, partial(_relevance, edit=edit))
 
 
 def grad_cam(
-    model: ModelOrName, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8
+    model: ModelOrName,
+    images: Images,
+    target: Target = None,
+    layer: int = -1,
+    *,
+    batch_size: int = 8,
+    edit: Edit | None = None,
 ) -> Tensor:
     """(B, grid_h, grid_w): Grad-CAM (arXiv:1610.02391) with patch tokens for pixels: (sum_k alpha_k T_k)^+, where alpha
     is the gradient's mean over the patches.
@@ -65,7 +77,7 @@ def grad_cam(
     def cam(model: TokenModel, x: Tensor, classes: Target) -> Tensor:
         stages = Stages(model, *x.shape[-2:]) if isinstance(model, Hierarchy) else None
         rows, columns = model.layout(*x.shape[-2:]).grid if stages is None else stages.layers[layer].grid
-        T, slope = (wide(v[:, -rows * columns :]) for v in _gradient(model, x, classes, kind, at))  # (B, N, D)
+        T, slope = (wide(v[:, -rows * columns :]) for v in _gradient(model, x, classes, (kind, at), edit))  # (B, N, D)
         alpha = slope.mean(1, keepdim=True)  # (B, 1, D)
         heat = (alpha * T).sum(-1).clamp(min=0)  # (B, N)
         return heat if stages is None else stages.paint(heat, stages.layers[layer].stage)
@@ -74,7 +86,13 @@ def grad_cam(
 
 
 def gradient_x_input(
-    model: ModelOrName, images: Images, target: Target = None, tokens: bool = True, *, batch_size: int = 8
+    model: ModelOrName,
+    images: Images,
+    target: Target = None,
+    tokens: bool = True,
+    *,
+    batch_size: int = 8,
+    edit: Edit | None = None,
 ) -> Tensor:
     """Gradient times input, with its sign: above 0 speaks for the class, below 0 against it.
 
@@ -84,11 +102,11 @@ def gradient_x_input(
     model = classifier(model)
 
     def of_tokens(model: TokenModel, x: Tensor, classes: Target) -> Tensor:
-        z, slope = _gradient(model, x, classes, "patch_embed")
+        z, slope = _gradient(model, x, classes, ("patch_embed", None), edit)
         return (wide(z) * wide(slope)).sum(-1)  # (B, N)
 
     def of_pixels(model: TokenModel, x: Tensor, classes: Target) -> Tensor:
-        (slope,) = torch.autograd.grad(_score(model, x, classes), x)
+        (slope,) = torch.autograd.grad(_score(model, x, classes, None, edit), x)
         return (wide(x) * wide(slope)).sum(1)  # (B, H, W)
 
     return _maps(model, images, target, batch_size, of_tokens if tokens else of_pixels)
@@ -182,18 +200,19 @@ def target_parts(model: TokenModel, images: Images, target: Target, batch_size: 
         raise UsageError(_one_for_each(len(listed), start))
 
 
-def _score(model: TokenModel, images: Tensor, target: Target, trace: Trace | None = None) -> Tensor:
+def _score(model: TokenModel, images: Tensor, target: Target, trace: Trace | None, edit: Edit | None) -> Tensor:
     """The sum over images of the logit of their class; images are independent, so gradients are per image."""
-    logits = model(images, trace=trace)  # (B, classes)
+    logits = model(images, trace=trace, edit=edit)  # (B, classes)
     return logits.gather(1, class_numbers(model, logits.detach(), target)[:, None]).sum()
 
 
 def _gradient(
-    model: TokenModel, images: Tensor, target: Target, kind: str, layer: int | None = None
+    model: TokenModel, images: Tensor, target: Target, place: tuple[str, int | None], edit: Edit | None
 ) -> tuple[Tensor, Tensor]:
-    """A traced value, and the gradient of the score with respect to it."""
+    """The traced value at a kind and layer, and the gradient of the score with respect to it."""
+    kind, layer = place
     trace = Trace(kind, layers="all" if layer is None else [layer], gradients=True)
-    score = _score(model, images, target, trace)
+    score = _score(model, images, target, trace, edit)
     value = trace[kind] if layer is None else trace[kind, layer]
     return value.detach(), torch.autograd.grad(score, value)[0]
 
@@ -208,15 +227,15 @@ def _tokens_read(model: TokenModel, layer: int) -> tuple[str, int | None]:
     return next(k for k in ("norm_pre", "positions", "prefix", "patch_embed") if k in model.traceable), None
 
 
-def _relevance(model: TokenModel, images: Tensor, target: Target) -> Tensor:
+def _relevance(model: TokenModel, images: Tensor, target: Target, edit: Edit | None) -> Tensor:
     """One row of R = (I + Abar_L) ... (I + Abar_1), multiplied from the left, block by block from the last.
 
     Only one layer's gradient is held, and the row costs N^2 where all of R would cost N^3.
     """
     if isinstance(model, Hierarchy):
-        return _relevance_in_stages(model, images, target)
+        return _relevance_in_stages(model, images, target, edit)
     trace = Trace("attention", "tokens", gradients=True)
-    above, slope = _score(model, images, target, trace), None
+    above, slope = _score(model, images, target, trace, edit), None
     row = _head_weights(model, images)  # (B, N)
     for layer in reversed(range(len(model.blocks))):
         A = trace["attention", layer]  # (B, h, N, N)
@@ -230,10 +249,10 @@ def _relevance(model: TokenModel, images: Tensor, target: Target) -> Tensor:
     return row[:, -rows * columns :]
 
 
-def _relevance_in_stages(model: Hierarchy, images: Tensor, target: Target) -> Tensor:
+def _relevance_in_stages(model: Hierarchy, images: Tensor, target: Target, edit: Edit | None) -> Tensor:
     """`_relevance` over the grids of all stages: (B, grid_h, grid_w)."""
     stages, trace = Stages(model, *images.shape[-2:]), Trace("attention", "tokens", gradients=True)
-    above, slope = _score(model, images, target, trace), None
+    above, slope = _score(model, images, target, trace, edit), None
     layer = stages.layers[-1]
     row = row_of(stages, layer, None).to(wide(images)).expand(len(images), -1)  # (B, tokens)
     for number in reversed(range(len(model.blocks))):

@@ -37,13 +37,25 @@ STEPS = ("picture", "patches", *BEFORE_BLOCKS, "blocks", "norm", "pool", "pre_lo
 
 
 @dataclass(frozen=True)
-class ForwardView:
+class ForwardView(Tabular):
     """One image's pass in numbers: how long the tokens are after each step, and what the head says after each block."""
 
     trace: Trace  # the steps, and of each block its tokens, queries and keys
     logits: Tensor | None  # (K,); None without a classifier
     scores: Tensor | None  # (K,), what a user reads: of classes their probabilities
     by_depth: Tensor | None  # (L, K), the scores if the network ended after each block
+
+    def table(self) -> Table:
+        rows = [
+            [
+                name,
+                str(len(lengths)),
+                *(f"{float(one):.3g}" for one in (lengths.min(), lengths.median(), lengths.max())),
+            ]
+            for name, lengths in self.lengths.items()
+        ]
+        titles = ["step", "tokens", "shortest", "median", "longest"]
+        return Table(titles, rows, titles[1:], ["Lengths of the tokens after each step"])
 
     @property
     def lengths(self) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ class HighNormTokens(Tabular):
 
     def table(self) -> Table:
         pairs = enumerate(zip(self.threshold.tolist(), self.share.tolist(), strict=True))
-        rows = [[str(layer), f"{limit:.4g}", f"{share:.2%}"] for layer, (limit, share) in pairs]
+        rows = [[str(layer + 1), f"{limit:.4g}", f"{share:.2%}"] for layer, (limit, share) in pairs]
         titles = ["layer", "longer than", "share of patches"]
         note = f"Mean share in the last layers: {self.mean_share:.2%}."
         return Table(titles, rows, titles, ["Patch tokens far longer than the others"], notes=[note])

@@ -209,6 +209,10 @@ class Network(nn.Module):
         return self.labels[index] if self.labels and index < len(self.labels) else f"class {index}"
 
 
+def class_labels(model: Network) -> list[str]:
+    return [model.label_of(index) for index in range(model.classes)]
+
+
 class WrapsEncoder(Network):
     """Base class of models that wrap an encoder (MAE, DINO, CLIP): image features are the encoder's."""
 

@@ -22,6 +22,7 @@ from torch.nn import RMSNorm
 
 from vitlab.errors import VitlabError
 from vitlab.explain.block_view import block_view, query_attention
+from vitlab.explain.cell_view import THIRDS, cell_view
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
 from vitlab.explain.equations import equations
@@ -33,11 +34,11 @@ from vitlab.explain.reconstruct import reconstruct
 from vitlab.explain.step_meanings import stem_kind
 from vitlab.explain.walk import STEPS, ForwardView, as_numbers, forward_view, walk_through
 from vitlab.explain.weights import position_similarity
-from vitlab.inference import answer, class_labels, class_probabilities
+from vitlab.inference import answer, class_probabilities
 from vitlab.layers.block import Block, LayerScale, SwiGLU
 from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace
-from vitlab.models.base import Capability, evaluating
+from vitlab.models.base import Capability, class_labels, evaluating
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.plain import PlainTransformer
 from vitlab.parsing import parse_json
@@ -101,6 +102,28 @@ def block(served: ServedModel, image: PageImage, options: Options) -> NamedArray
     return NamedArrays(_edited(view, options).arrays())
 
 
+def cell(served: ServedModel, image: PageImage, options: Options) -> NamedArrays:
+    """One number of block `layer`, of token `token`, as inputs, weights and bias; of q, k and v in head `head`."""
+    encoder, step = _vit(served), options.get("step", "")
+    c = encoder.config
+    width = {"proj": c.width, "fc2": c.width, "fc1_pre": 2 * c.mlp_hidden}.get(step, c.head_width)
+    channel = _integer(options, "channel", 0, width - 1)
+    if step in THIRDS:
+        channel += c.head_width * _integer(options, "head", 0, c.heads - 1)
+    numbers: dict[str, Any] = {
+        "layer": _integer(options, "layer", 0, len(encoder.blocks) - 1),
+        "token": _token(options, encoder, image.images),
+        "step": step[:MAX_TEXT_LENGTH],
+        "channel": channel,
+    }
+    run = lambda edit: cell_view(encoder, image.images, **numbers, edit=edit, view=_pass(served, image, edit, options))
+    try:
+        found = _edited(run, options)
+    except VitlabError as error:
+        raise RequestError(422, str(error), "Choose another number.") from None
+    return NamedArrays({"inputs": found.inputs, "weights": found.weights, "bias": torch.tensor([found.bias])})
+
+
 def rows(served: ServedModel, image: PageImage, options: Options) -> Tensor:
     """(L, h, N): where token `token` looks in every layer and head."""
     encoder, x = _vit(served), image.images
@@ -129,7 +152,7 @@ def method_map(method: ScoringMethod, served: ServedModel, image: PageImage, opt
     if not method.by_class:
         return method(served.encoder, image.images)[0]
     number = _integer(options, "class", 0, served.model.config.classes - 1)
-    return method(served.model, image.images, number)[0]
+    return _edited(lambda edit: method(served.model, image.images, number, edit)[0], options)
 
 
 def distance(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
@@ -235,6 +258,7 @@ QUERIES: dict[str, Query] = {
     "walk": walk,
     "forward": forward,
     "block": block,
+    "cell": cell,
     "rows": rows,
     "positions": positions,
     "attention": attention,
@@ -255,7 +279,7 @@ def supported_queries(served: ServedModel) -> list[str]:
     supported = {
         "predict": classifies,
         "walk": is_vit and task.kind == "class",
-        **dict.fromkeys(("forward", "block", "rows", "attention", "distance", "similarity", "colours"), is_vit),
+        **dict.fromkeys(("forward", "block", "cell", "rows", "attention", "distance", "similarity", "colours"), is_vit),
         "positions": is_vit and encoder.positions is not None,
         **{name: "explain" in served.verbs and METHODS[name].supports(encoder) for name in METHOD_MAPS},
         "fewer": classifies and is_vit and Capability.REDUCE in encoder.capabilities,
@@ -273,9 +297,9 @@ def model_info(served: ServedModel) -> dict[str, Any]:
     if isinstance(encoder, PlainTransformer):
         info["offers"].append("edit")  # of forward, block, rows and attention
     info["methods"] = [
-        {"name": name, "title": METHODS[name].title, "by_class": METHODS[name].by_class, "signed": METHODS[name].signed}
-        for name in METHOD_MAPS
-        if name in info["offers"]
+        {"name": m.name, "title": m.title, "by_class": m.by_class, "signed": m.signed, "edits": m.edits}
+        for m in map(METHODS.__getitem__, METHOD_MAPS)
+        if m.name in info["offers"]
     ]
     if "predict" in info["offers"]:
         info["labels"] = class_labels(served.model)

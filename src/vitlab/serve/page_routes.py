@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,10 +52,10 @@ MAX_OFFSET = 2**62  # beyond any log
 
 @router.get("/")
 async def index() -> Response:
-    names = sorted(entry.name for entry in FILES.iterdir() if entry.name.endswith(".js"))
+    names = sorted(name for name in _files() if name.endswith(".js"))
     names = [name for name in names if not name.startswith(STORIES)]
     links = "\n".join(f'<link rel="modulepreload" href="page/files/{name}">' for name in names)
-    return _response(PRELOAD.sub(links.encode(), (FILES / "index.html").read_bytes()), "text/html")
+    return _response(PRELOAD.sub(links.encode(), _files()["index.html"]), "text/html")
 
 
 @router.get("/page/files/{name}")
@@ -208,10 +209,16 @@ def _find_image(request: Request, number: str) -> tuple[ServedModel, PageImage]:
 
 
 def _file(name: str) -> Response:
-    media_type = MEDIA_TYPES.get(Path(name).suffix)
-    if media_type is None or name not in {entry.name for entry in FILES.iterdir()}:
+    content = _files().get(name)
+    if content is None:
         raise RequestError(404, f"there is no file {name[:100]!r}.", "GET / is the page.")
-    return _response((FILES / name).read_bytes(), media_type)
+    return _response(content, MEDIA_TYPES[Path(name).suffix])
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    """Read once: a page asks for all of them at once."""
+    return {entry.name: entry.read_bytes() for entry in FILES.iterdir() if Path(entry.name).suffix in MEDIA_TYPES}
 
 
 def _response(content: bytes, media_type: str) -> Response:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from vitlab.inference import class_labels
+from vitlab.models.base import class_labels
 from vitlab.serve.errors import ErrorResponse, busy_error
 from vitlab.serve.metrics import Metrics
 from vitlab.serve.request import context_of

@@ -123,7 +123,7 @@ def _draw_norms(sheet: Sheet, x: float, y: float, numbers: dict[str, Any]) -> No
     grid = numbers["high_norm"].shape[-2:]
     patches = numbers["norms"][:, :, -grid[0] * grid[1] :]  # (B, layers, patches)
     prefix = numbers["norms"][:, :, : -grid[0] * grid[1]]
-    layers = np.arange(patches.shape[1])
+    layers = 1 + np.arange(patches.shape[1])
     low, middle, high = np.quantile(patches, (0.01, 0.5, 0.99), axis=(0, 2))
     axes.fill_between(layers, low, high, color="C0", alpha=0.18, linewidth=0, label="98 % of patches")
     axes.plot(layers, middle, color="C0", linewidth=1.8, label="median patch")
@@ -142,14 +142,14 @@ def _draw_norms(sheet: Sheet, x: float, y: float, numbers: dict[str, Any]) -> No
 
 def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], view: View | None, scale: str) -> None:
     share, last = numbers["high_norm_found"], numbers["judged"]
-    which = f"layer {last[0]}" if len(last) == 1 else f"layers {last[0]} to {last[-1]}"
+    which = f"layer {last[0] + 1}" if len(last) == 1 else f"layers {last[0] + 1} to {last[-1] + 1}"
     _about(sheet, x, y, f"{100 * share:.1f} % of patches above 3 x the median, {which}")
     verdict = "No patch token is far longer than the rest."
     if share >= FEW:
         verdict = "Some patch tokens are far longer than the rest (arXiv:2309.16588)."
     if view is None:
         axes = sheet.axes(x, y, SIDE, SIDE)
-        axes.bar(range(len(numbers["high_norm_share"])), 100 * numbers["high_norm_share"], color="C3")
+        axes.bar(range(1, len(numbers["high_norm_share"]) + 1), 100 * numbers["high_norm_share"], color="C3")
         axes.set_ylim(0, max(1.0, 120 * numbers["high_norm_share"].max()))
         axes.set_ylabel("% of patches", fontsize=7.5, color=SOFT)
         _layers(axes, len(numbers["high_norm_share"]))
@@ -163,7 +163,7 @@ def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], v
     sheet.image(x, y, wide * factor, tall * factor, pixels)
     low, high = heat_limits(lengths, view, scale=scale)
     by = "" if scale == "minmax" else f" ({scale})"
-    below = (f"token length, layer {last[-1]}: {low:.3g}", f"{high:.3g}{by}")
+    below = (f"token length, layer {last[-1] + 1}: {low:.3g}", f"{high:.3g}{by}")
     sheet.scale(x, y + tall * factor + 22, below, "inferno", 80)
     sheet.text(x, y + tall * factor + 50, verdict, 7.5, INK)
     if sinks := int(numbers["sinks"].sum()) if "sinks" in numbers else 0:
@@ -175,7 +175,7 @@ def _dots(axes: Axes, values: np.ndarray, uniform: float) -> None:
     """(layers, heads): a dot for each head, and a line for uniform attention."""
     layers, heads = values.shape
     axes.axhline(uniform, color=SOFT, linestyle="--", linewidth=0.9)
-    x = np.arange(layers)[:, None].repeat(heads, 1)
+    x = 1 + np.arange(layers)[:, None].repeat(heads, 1)
     axes.scatter(x, values, color="C0", s=24, alpha=0.6, linewidth=0, zorder=3)
     _layers(axes, layers)
 
@@ -185,7 +185,7 @@ def _layers(axes: Axes, count: int) -> None:
 
     axes.set_xlabel("layer", fontsize=7.5, color=SOFT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(-0.6, count - 0.4)
+    axes.set_xlim(0.4, count + 0.6)
 
 
 def _images(numbers: dict[str, Any]) -> str:

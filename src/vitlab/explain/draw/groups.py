@@ -37,7 +37,7 @@ def pruned(views: Sequence[View], result: Pruned, *, title: str = "Tokens left")
     lines = ["Dark: dropped. Mean colour inside a line: merged into one token."]
     if not result.changed:
         lines = ["No layer removes a token."]
-    columns = ["", *(f"after layer {layer}" for layer in layers)]
+    columns = ["", *(f"after layer {layer + 1}" for layer in layers)]
     return image_grid(rows, columns, Heading(title, lines), cell=190 if len(layers) <= 5 else 140, apart=1)
 
 

@@ -56,7 +56,7 @@ def lens(
         return ImageCell(painted(hue * bright, views[i], smooth=False, side=240), caption=captions[i][place])
 
     lines = ["Colour: the class that each patch would be read as; brightness: its probability."]
-    names_of_layers = [f"after layer {layer}" for layer in layers]
+    names_of_layers = [f"after layer {layer + 1}" for layer in layers]
     if len(views) > 1:
         rows = [
             row_of(view, [ImageCell(np.asarray(drawn(view, 240))), *(cell(i, n) for n in range(len(layers)))])
@@ -100,7 +100,7 @@ def attribution(
     axes.set_xlabel("share in the logit", fontsize=7.5, color=SOFT)
     x += WIDE + APART
     sheet.text(x, y - 20, "Heads", 9.5, INK)
-    _table(sheet, x, y, WIDE, TALL, heads, [str(n) for n in layers], [str(n) for n in range(heads.shape[1])])
+    _table(sheet, x, y, WIDE, TALL, heads, [str(n + 1) for n in layers], _counted(heads.shape[1]))
     x += WIDE + APART
     sheet.text(x, y - 20, "By the patch that heads looked at", 9.5, INK)
     pixels = overlay(patches, view, signed=True, scale=scale)
@@ -121,12 +121,12 @@ def ablation(
     layers, count = heads.shape
     gap = np.full((layers, 1), np.nan)
     values = np.concatenate([heads, gap, *(column[:, None] for column in halves.values())], axis=1)
-    columns = [*(str(n) for n in range(count)), "", *halves]
+    columns = [*_counted(count), "", *halves]
     wide = max(WIDE, 58 * values.shape[1])
     tall = max(220, min(34 * layers, 900))
     sheet = Sheet(max(2 * MARGIN + 70 + wide, 760), 2 * MARGIN + HEAD + tall + 110, title + "".join(lines))
     _title(sheet, title, lines)
-    _table(sheet, MARGIN + 60, MARGIN + HEAD, wide, tall, values, [str(n) for n in range(layers)], columns)
+    _table(sheet, MARGIN + 60, MARGIN + HEAD, wide, tall, values, _counted(layers), columns)
     return sheet.figure
 
 
@@ -161,7 +161,7 @@ def patching(
     sheet.text(x, y - 20, "One part of a layer", 9.5, INK)
     axes = sheet.axes(x, y, WIDE, TALL)
     for place, (name, curve) in enumerate(groups.items()):
-        axes.plot(range(layers), curve, color=PALETTE[place], marker="o", markersize=4, linewidth=1.8)
+        axes.plot(range(1, layers + 1), curve, color=PALETTE[place], marker="o", markersize=4, linewidth=1.8)
         at = y + TALL + 80 + 26 * place
         sheet.canvas.plot([x, x + 26], [at, at], color=PALETTE[place], linewidth=1.8)
         sheet.text(x + 36, at + 5, name, 7.5, INK, va="baseline")
@@ -171,7 +171,7 @@ def patching(
     axes.set_ylabel("how far the logit moved", fontsize=7.5, color=SOFT)
     x += WIDE + APART
     sheet.text(x, y - 20, "One head", 9.5, INK)
-    _table(sheet, x, y, WIDE, TALL, heads, [str(n) for n in range(layers)], [str(n) for n in range(heads.shape[1])])
+    _table(sheet, x, y, WIDE, TALL, heads, _counted(layers), _counted(heads.shape[1]))
     y += TALL + 90 + 26 * len(groups)
     if patches is not None:
         sheet.text(MARGIN, y + 10, f"One patch's token. {SCALES[scale].signed}".rstrip(), 9.5, INK)
@@ -186,7 +186,7 @@ def patching(
         left, top = MARGIN + column * (cell + 8), y + row * (cell + 34)
         sheet.image(left, top, wide * factor, tall * factor, pixels)
         most = float(np.nanmax(np.abs(patches[layer]), initial=0.0))
-        sheet.text(left, top + tall * factor + 14, f"layer {layer}: up to {most:.2g}", 6, SOFT)
+        sheet.text(left, top + tall * factor + 14, f"layer {layer + 1}: up to {most:.2g}", 6, SOFT)
     return sheet.figure
 
 
@@ -225,6 +225,11 @@ def _table(
     sheet.scale(x, y + h + 60, (f"{-largest:.2g}", f"{largest:.2g}"), SIGNED)
 
 
+def _counted(number: int) -> list[str]:
+    """Layers and heads in words: from 1."""
+    return [str(n + 1) for n in range(number)]
+
+
 def _rounded(value: float, largest: float) -> str:
     """With as many decimals as tell it from the largest value of its table."""
     decimals = 2 if 0.1 <= largest < 10 else max(0, 1 - math.floor(math.log10(largest)))
@@ -236,7 +241,7 @@ def _layer_axis(axes: Axes, count: int) -> None:
 
     axes.set_xlabel("layer", fontsize=7.5, color=SOFT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(-0.4, count - 0.6)
+    axes.set_xlim(0.6, count + 0.4)
     axes.grid(color=LINE, alpha=0.5, linewidth=0.6)
 
 

@@ -45,7 +45,8 @@ def attention(
     """Maps of `attention_maps`, (B, layers, heads, grid_h, grid_w).
 
     One image: a row for each layer; a column for the mean over heads and for each head. Several: a row for each image,
-    a column for each layer, mean over heads. `layers` and `heads` are their numbers, if not 0, 1, ...; `patches` are
+    a column for each layer, mean over heads. `layers` and `heads` are their indices, if not 0, 1, ...
+    (words count from 1); `patches` are
     the query patch of each image, to outline. For networks in stages, `sights` has the query token and its window for
     each image and layer. `outliers` are patches of each image to frame, `left_out` its maps without them, to draw
     beside the others.
@@ -54,7 +55,7 @@ def attention(
     _check(views, maps, 5)
     check_scale(scale)
     B, L, h = maps.shape[:3]
-    depths = [f"layer {n}" for n in (layers if layers is not None else range(L))]
+    depths = [f"layer {n + 1}" for n in (layers if layers is not None else range(L))]
     marks = [[] if p is None else [mark_of(v, p)] for v, p in zip(views, patches or [None] * B, strict=True)]
     by_map = [None] * B
     if sights is not None:
@@ -88,7 +89,7 @@ def attention(
     names = [
         "mean",
         *([] if left_out is None else ["no outliers"]),
-        *(f"head {n}" for n in (heads if heads is not None else range(h))),
+        *(f"head {n + 1}" for n in (heads if heads is not None else range(h))),
     ]
     size = 190 if h <= 4 else 150 if h <= 7 else 122 if h <= 12 else 104
     lines = [*_about(view), *note.splitlines()]

@@ -154,7 +154,7 @@ def fit(
     if not fits(B, len(layers), columns):
         most = max((n for n in range(1, len(layers) + 1) if fits(B, n, columns)), default=1)
         chosen = sorted({len(layers) - 1 - round(i) for i in np.linspace(0, len(layers) - 1, most)})
-        left_out.append(f"layers {', '.join(str(n) for i, n in enumerate(layers) if i not in chosen)}")
+        left_out.append(f"layers {', '.join(str(n + 1) for i, n in enumerate(layers) if i not in chosen)}")
         layers = [layers[i] for i in chosen]
     while B > 1 and not fits(B, len(layers), columns):
         B -= 1
@@ -164,7 +164,12 @@ def fit(
     if not left_out:
         return B, layers, single, ""
     note = f"Left out to keep this page below {limit / 1e6:.0f} MB: {'; '.join(left_out)}. "
-    return B, layers, single, note + "Ask for fewer layers or heads to see them: --layers -1 --heads 0,1."
+    return (
+        B,
+        layers,
+        single,
+        note + "Ask for fewer layers or heads to see them: --layers -1 --heads 0,1 (counted from 0).",
+    )
 
 
 def check_size(size: float, limit: float) -> None:
@@ -297,16 +302,16 @@ def data_url(view: View) -> str:
 
 def head_names(numbers: Sequence[int], single: bool) -> list[str]:
     names = ["mean of heads"] if not single or len(numbers) > 1 else []
-    return names + ([f"head {n}" for n in numbers] if single else [])
+    return names + ([f"head {n + 1}" for n in numbers] if single else [])
 
 
 def layer_names(layers: Sequence[int], heads: Sequence[str]) -> dict[str, Any]:
     return {
         "signed": [False] * len(layers),
-        "layer_numbers": list(layers),
-        "layers": [f"layer {layer}" for layer in layers],
-        "short_layers": [str(layer) for layer in layers],
-        "head_numbers": [None if name[0] == "m" else int(name.split()[1]) for name in heads],  # None: their mean
+        "layer_numbers": list(layers),  # from 0, as in the API; words count from 1
+        "layers": [f"layer {layer + 1}" for layer in layers],
+        "short_layers": [str(layer + 1) for layer in layers],
+        "head_numbers": [None if name[0] == "m" else int(name.split()[1]) - 1 for name in heads],  # None: their mean
         "heads": list(heads),
         "short_heads": ["M" if name[0] == "m" else name.split()[1] for name in heads],
     }

@@ -6,7 +6,7 @@ import { clear, el } from "./draw.js";
 import { readUrl, setState, state, subscribe } from "./state.js";
 import { closeLook, data, isPlain, onData, onError, openLook, refresh } from "./data.js";
 import { drawHeatChoice, drawPhoto, setMask } from "./photo.js";
-import { buildNetwork, drawNetwork, reveal } from "./network.js";
+import { buildNetwork, drawNetwork } from "./network.js";
 import { forgetBlock } from "./block.js";
 import { drawAnswer } from "./answer.js";
 import { buildKnobs, drawKnobs, dropHead, isDropped } from "./knobs.js";
@@ -113,6 +113,7 @@ function offered(files) {
 
 subscribe((_, changed) => {
   if (changed.has("panel")) drawPanel();
+  if (changed.has("story") || changed.has("scene")) state.story ? openStories() : stories?.close();
   if (changed.has("sample")) { openImage(); return; }
   if (changed.has("model")) { openModel(); return; }
   if (changed.has("layer")) $("layer").value = state.layer;
@@ -132,7 +133,6 @@ onData((name) => {
   if (["base", "now"].includes(name)) drawAnswer();
   if (["base", "now", "rows", "block"].includes(name)) drawNetwork();
   if (["look", "walk", "base"].includes(name)) drawCaption();
-  if (name === "block" && data.block) requestAnimationFrame(() => reveal("auto"));
   if (name === "rows" && state.panel === "heads") drawPanel();
 });
 onError(complain);
@@ -144,7 +144,7 @@ let stories = null; // their modules are loaded when they are first asked for, s
 async function openStories() {
   try {
     stories ??= (await import("./stories.js")).storyCard($("story"), complain);
-    stories.open($("stories"));
+    stories.open($("stories"), state.story, state.scene);
   } catch (error) { complain(error); }
 }
 
@@ -175,7 +175,7 @@ $("model").addEventListener("change", () => setState({ model: $("model").value, 
 $("layer").addEventListener("change", () => setState({ layer: Number($("layer").value), step: isInside(data.model, state.step) ? state.step : "block" }));
 $("head").addEventListener("change", () => setState({ head: Number($("head").value) }));
 $("query-prefix").addEventListener("click", () => setState({ token: 0 }));
-$("stories").addEventListener("click", openStories);
+$("stories").addEventListener("click", () => setState({ story: "all", scene: 0 }));
 $("language").addEventListener("click", () => { switchLanguage(); redraw(); });
 $("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); forgetBlock(); drawNetwork(); });
 $("ask-token").addEventListener("submit", (event) => { event.preventDefault(); source.setToken($("token").value); $("ask-token").hidden = true; $("alert").hidden = true; begin(); });
@@ -237,10 +237,11 @@ async function begin() {
   try {
     [data.models, data.samples, data.index, data.exercises] = await Promise.all([source.models(), source.samples(), source.index(), source.exercises()]);
     const wanted = known(readUrl());
-    Object.assign(state, wanted, { panel: null });
+    Object.assign(state, wanted, { panel: null, story: null, scene: 0 });
     drawSamples();
     await openImage();
     if (wanted.panel) setState({ panel: wanted.panel });
+    if (wanted.story) setState({ story: wanted.story, scene: wanted.scene });
   } catch (error) { complain(error); }
 }
 

@@ -1,6 +1,9 @@
 // An open block: every step of eqs. 2-3 of ViT for the chosen token, as numbers that can be pointed at.
 import { clear, el, highest, number, percent, strongest, svg } from "./draw.js";
-import { data } from "./data.js";
+import { data, edit } from "./data.js";
+import { openable } from "./cell.js";
+import { source } from "./source.js";
+import { Refused } from "./net.js";
 import { dropHead, isDropped } from "./knobs.js";
 import { matrix, scaleOf } from "./matrix.js";
 import { heat } from "./heat.js";
@@ -42,7 +45,22 @@ function stage(step, content) {
 }
 
 // A vector of D numbers as heads x d, so that a head's part is one row.
-const vector = (values, name, options = {}) => named(name, values.length, matrix(values, columnsOf(values.length), { name, wide: 186, ...options }));
+// opens(i): what number i is the sum of, as cell.js takes it; opened: where it is shown, if not below the matrix.
+function vector(values, name, { opens = null, opened = null, size = values.length, columns = columnsOf(values.length), ...options } = {}) {
+  if (!opens) return named(name, size, matrix(values, columns, { name, wide: 186, ...options }));
+  const { box, open } = opened ?? openable(opens);
+  const figure = named(name, size, matrix(values, columns, { name, wide: 186, onchoose: open, ...options }));
+  return el("div", { class: "opens" }, figure, ...(opened ? [] : [box]));
+}
+// A number that is a row of a matrix times what this token is before it.
+function ofMatrix(b, step, name, x, { token = () => b.token, channel = (i) => i, head } = {}) {
+  return async (i) => {
+    if (!source.cell) throw new Refused(422, t(source.capabilities.cell), "");
+    const options = { layer: b.layer, token: token(i), step, channel: channel(i), ...(head === undefined ? {} : { head }) };
+    const { inputs, weights, bias } = await source.cell(data.look, options, edit());
+    return { name: `${name}[${channel(i) + 1}]`, letters: [x, "W"], inputs, weights, bias: bias[0], of: t("cell_channel"), term: (n) => String(n + 1), columns: columnsOf(inputs.length) };
+  };
+}
 const named = (name, size, node) => el("figure", {}, node, el("figcaption", {}, el("b", { text: name }), ` ${size}`));
 function columnsOf(count) {
   const { head_dim: d, heads } = data.model;
@@ -61,6 +79,12 @@ function grid(values, name, { signed, onpoint, words, scale = null }) {
   return el("div", { class: "with-prefix" }, matrix(values.subarray(0, first), 1, { name: prefix.join(", "), signed, scale: top, cell: 16, onpoint, onchoose: (i) => setState({ token: i }), words, chosen: state.token < first ? [state.token] : [] }), whole);
 }
 
+// A token's name where there is little room: row and column of its patch.
+function shortName(token) {
+  const { prefix, grid: [, columns] } = data.model, patch = token - prefix.length;
+  return patch < 0 ? tokenName(token) : `${Math.floor(patch / columns) + 1}, ${(patch % columns) + 1}`;
+}
+
 // The pixels of a patch, or a sign for a token without any.
 function patchPicture(token) {
   const { prefix, grid: [rows, columns] } = data.model, patch = token - prefix.length, canvas = el("canvas", { class: "patch", width: 36, height: 24, role: "img", "aria-label": tokenName(token) }), pen = canvas.getContext("2d"), { sharp } = data.look;
@@ -76,8 +100,12 @@ const STAGES = {
   norm1: (b) => normed(b.input, b.norm1, "z", "LN(z)"),
   qkv(b, model) {
     const d = model.head_dim, row = (values) => (i) => `${tokenName(Math.floor(i / d))}, ${t("channel", { n: (i % d) + 1 })}: ${number(values[i], 4)}`;
-    return [el("p", { class: "quiet", text: chosenHead(model) }), vector(b.q, "q"), el("div", { class: "side" },
-      named("k", `${b.keys.length / d} × ${d}`, matrix(b.keys, d, { name: "k", wide: 92, words: row(b.keys) })), named("v", `${b.values.length / d} × ${d}`, matrix(b.values, d, { name: "v", wide: 92, words: row(b.values) })))];
+    const from = model.norm === "post" ? "z" : "LN(z)", place = { token: (i) => Math.floor(i / d), channel: (i) => i % d, head: b.head };
+    const turned = model.qk_norm || model.positions.includes("rotary"); // then query and key are not what the matrix gave
+    const of = (step, more) => (turned && step !== "v" ? null : ofMatrix(b, step, step, from, more));
+    const pairs = [["k", b.keys], ["v", b.values]].map(([name, values]) => [name, values, of(name, place), openable(of(name, place))]);
+    const side = pairs.map(([name, values, opens, opened]) => vector(values, name, { size: `${values.length / d} × ${d}`, columns: d, wide: 92, words: row(values), opens, opened }));
+    return [el("p", { class: "quiet", text: `${chosenHead(model)}. ${t("cell_hint")}` }), vector(b.q, "q", { opens: of("q", { head: b.head }) }), el("div", { class: "side" }, ...side), ...pairs.map(([, , , { box }]) => box)];
   },
   scores(b, model) {
     const worked = el("div", { class: "worked" }), d = model.head_dim;
@@ -95,7 +123,9 @@ const STAGES = {
   mix(b, model) {
     const d = model.head_dim, best = strongest(b.weights, LARGEST), scale = scaleOf(b.values), rest = 1 - best.reduce((a, n) => a + b.weights[n], 0);
     const list = best.map((n) => el("div", { class: "term" }, patchPicture(n), el("span", { text: `${number(b.weights[n], 3)} ×` }), matrix(b.values.subarray(n * d, (n + 1) * d), d, { name: `v ${tokenName(n)}`, wide: 118, scale, words: (i) => `v ${tokenName(n)}, ${t("channel", { n: i + 1 })}: ${number(b.weights[n], 4)} × ${number(b.values[n * d + i], 4)}` })));
-    return [el("p", { class: "quiet", text: t("mix_largest", { n: LARGEST, rest: percent(Math.max(rest, 0)) }) }), ...list, vector(b.mixed, t("head_output"), { scale })];
+    return [el("p", { class: "quiet", text: t("mix_largest", { n: LARGEST, rest: percent(Math.max(rest, 0)) }) }), ...list, vector(b.mixed, t("head_output"), { scale, opens: async (i) => ({
+      name: `SA(z)[${i + 1}]`, letters: ["A", "v"], inputs: b.weights, weights: b.weights.map((_, n) => b.values[n * d + i]), bias: 0, of: t("cell_patch"), term: shortName, columns: columnsOf(b.weights.length),
+    }) })];
   },
   heads(b, model) {
     const count = b.weights.length, maps = el("div", { class: "maps" }), first = model.prefix.length;
@@ -109,14 +139,14 @@ const STAGES = {
     const d = model.head_dim;
     return [maps, vector(b.heads, "[SA₁; …; SAₕ]", { words: (i) => `${t("head_n", { n: Math.floor(i / d) + 1, all: model.heads })}, ${t("channel", { n: (i % d) + 1 })}: ${number(b.heads[i], 4)}` })];
   },
-  proj: (b) => [vector(b.proj, "MSA(z)")],
+  proj: (b) => [vector(b.proj, "MSA(z)", { opens: ofMatrix(b, "proj", "MSA(z)", "SA") })],
   add1: (b) => added(b.proj, b.scale1, b.input, b.after_attention, ["MSA", "λ₁", "z", "z′"]),
   norm2: (b) => normed(b.after_attention, b.norm2, "z′", "LN(z′)"),
-  fc1: (b) => [vector(b.fc1_pre, "a")],
+  fc1: (b, model) => [vector(b.fc1_pre, "a", { opens: ofMatrix(b, "fc1_pre", "a", model.norm === "post" ? "z′" : "LN(z′)") })],
   gelu(b, model) {
     return [...(model.gated ? [] : [curve(b.fc1_pre, b.fc1, model)]), vector(b.fc1, model.gated ? "σ(a) ⊙ b" : `${activation(model)}(a)`), el("p", { class: "quiet", text: t("silent", { share: percent(b.fc1.filter((v) => Math.abs(v) < 0.05).length / b.fc1.length) }) })];
   },
-  fc2: (b) => [vector(b.fc2, "MLP(z′)")],
+  fc2: (b) => [vector(b.fc2, "MLP(z′)", { opens: ofMatrix(b, "fc2", "MLP(z′)", "g") })],
   add2: (b) => added(b.fc2, b.scale2, b.after_attention, b.output, ["MLP", "λ₂", "z′", "zₗ"]),
 };
 

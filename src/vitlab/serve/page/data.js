@@ -2,7 +2,7 @@
 //
 //   data.model    what models() says of the chosen model        data.rows    (L, h, N) of the chosen token
 //   data.look     the image in that model                       data.block   the open block, or null
-//   data.base     its forward pass unchanged                    data.heat    {method, shape, data} for the photo
+//   data.base     its forward pass unchanged                    data.heat    {method, shape, data, edit} for the photo
 //   data.now      its forward pass with state.edit              data.walk    shapes, parameters and MACs of the steps
 //
 //   onData((name) => ...)      called when one of them has changed
@@ -59,6 +59,21 @@ export function heatMethod() {
   return ["relevance", "grad_cam", "rollout"].find((name) => known.includes(name)) ?? null;
 }
 
+// What lies on the photo now: a method's name, "attention", that of the chosen token in the chosen layer and head, or "none".
+export function shownHeat() {
+  if (state.heat) return state.heat;
+  return state.step === "block" || (data.model && isPlain() && isInside(data.model, state.step)) ? "attention" : heatMethod() ?? "none";
+}
+
+const editOf = (method) => (data.model.methods.find(({ name }) => name === method).edits ? edit() : {});
+
+// A map that is seen, and is not of what is asked for now. One that is not seen waits: gradients of a large network take seconds.
+function isHeatStale() {
+  const method = heatMethod();
+  if (!method || !data.heat || ["attention", "none"].includes(shownHeat())) return false;
+  return data.heat.method !== method || data.heat.edit !== JSON.stringify(editOf(method));
+}
+
 // Before a new image or model: nothing of the old one stays.
 export function closeLook() {
   for (const name of ["look", "base", "now", "rows", "block", "heat", "walk"]) { data[name] = null; turns[name] = (turns[name] ?? 0) + 1; }
@@ -87,9 +102,9 @@ const loadPass = () => load("now", () => (isPlain() && Object.keys(edit()).lengt
 async function loadHeat() {
   const method = heatMethod();
   if (!method || !data.look) return;
-  const byClass = data.model.methods.find((one) => one.name === method).by_class, look = data.look;
+  const byClass = data.model.methods.find((one) => one.name === method).by_class, look = data.look, change = editOf(method);
   const number = !byClass ? null : isPlain() ? firstClass() : (data.model.labels ?? []).indexOf(data.base.scores[0].label);
-  await load("heat", async () => ({ method, number, ...(await source.heat(look, method, number, {})) }));
+  await load("heat", async () => ({ method, number, edit: JSON.stringify(change), ...(await source.heat(look, method, number, change)) }));
 }
 
 function loadToken() {
@@ -111,8 +126,8 @@ export function refresh(changed) {
   if (!data.look) return;
   if (changed.has("edit")) {
     clearTimeout(timer);
-    timer = setTimeout(() => { loadPass(); loadToken(); }, WAIT);
+    timer = setTimeout(() => { loadPass(); loadToken(); if (isHeatStale()) loadHeat(); }, WAIT);
   } else if (changed.has("token")) loadToken();
   else if (["layer", "head", "step"].some((name) => changed.has(name))) loadBlock();
-  if (changed.has("heat")) loadHeat();
+  if (!changed.has("edit") && isHeatStale()) loadHeat();
 }

@@ -7,6 +7,16 @@ export function heatColour(value) { // 0 to 1
   return STOPS[low].map((part, i) => Math.round(part + share * (STOPS[low + 1][i] - part)));
 }
 
+const SHADES = 1024, scales = new Map();
+// By strength, the colour of each shade as the four bytes of a pixel: the higher, the less of the photo is seen.
+function coloursOf(strength) {
+  if (scales.has(strength)) return scales.get(strength);
+  const bytes = new Uint8ClampedArray(4 * SHADES);
+  for (let i = 0; i < SHADES; i++) bytes.set([...heatColour(i / (SHADES - 1)), 255 * Math.min(strength * (0.55 + (0.6 * i) / (SHADES - 1)), 1)], 4 * i);
+  scales.set(strength, new Uint32Array(bytes.buffer));
+  return scales.get(strength);
+}
+
 // A canvas for the photo that a model sees; `sharp` is that of a look.
 export function board(sharp, name, width = Math.min(sharp.width, 560)) {
   return el("canvas", { width, height: Math.round((width * sharp.height) / sharp.width), "aria-label": name, role: "img" });
@@ -34,10 +44,8 @@ export function heat(canvas, picture, [rows, columns], values, { strength = 0.72
   const pen = paint(canvas, picture), top = most ?? brightest(values), scaled = new Float32Array(rows * columns);
   for (let i = 0; i < scaled.length; i++) scaled[i] = top > least ? Math.min(Math.max((values[i] - least) / (top - least), 0), 1) : 0;
   const fine = refined(scaled, rows, columns), image = new ImageData(fine.columns, fine.rows);
-  for (let i = 0; i < fine.values.length; i++) {
-    const value = fine.values[i], [r, g, b] = heatColour(value);
-    image.data.set([r, g, b, 255 * Math.min(strength * (0.55 + 0.6 * value), 1)], 4 * i);
-  }
+  const pixels = new Uint32Array(image.data.buffer), colours = coloursOf(strength);
+  for (let i = 0; i < fine.values.length; i++) pixels[i] = colours[Math.round((SHADES - 1) * fine.values[i])];
   const layer = new OffscreenCanvas(fine.columns, fine.rows);
   layer.getContext("2d").putImageData(image, 0, 0);
   pen.drawImage(layer, 0, 0, canvas.width, canvas.height);

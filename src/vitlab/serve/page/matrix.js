@@ -3,11 +3,16 @@ import { el, highest, number } from "./draw.js";
 
 const dark = () => document.documentElement.dataset.theme === "dark";
 const between = (a, b, share) => a.map((part, i) => Math.round(part + share * (b[i] - part)));
-// Zero has the colour of the card. Signed: blue below, red above.
-function colour(value, signed) {
-  const zero = dark() ? [30, 33, 39] : [255, 255, 255], size = Math.min(Math.abs(value), 1);
-  if (!signed) return between(zero, dark() ? [255, 196, 60] : [120, 32, 130], size);
-  return between(zero, value < 0 ? (dark() ? [70, 150, 255] : [20, 80, 190]) : dark() ? [255, 110, 80] : [190, 30, 30], size);
+const SHADES = 255, scales = new Map(); // colours between zero and the largest value, by theme and kind
+// 2 SHADES + 1 colours from -1 to 1, as the four bytes of a pixel. Zero has the colour of the card. Signed: blue below, red above.
+function coloursOf(signed) {
+  const key = `${dark()} ${signed}`;
+  if (scales.has(key)) return scales.get(key);
+  const zero = dark() ? [30, 33, 39] : [255, 255, 255], high = dark() ? [255, 110, 80] : [190, 30, 30], low = dark() ? [70, 150, 255] : [20, 80, 190], one = dark() ? [255, 196, 60] : [120, 32, 130];
+  const bytes = new Uint8ClampedArray(4 * (2 * SHADES + 1));
+  for (let i = -SHADES; i <= SHADES; i++) bytes.set([...between(zero, !signed ? one : i < 0 ? low : high, Math.abs(i) / SHADES), 255], 4 * (i + SHADES));
+  scales.set(key, new Uint32Array(bytes.buffer));
+  return scales.get(key);
 }
 
 // The size that gets the full colour: of many numbers the 99th percentile, so that one outlier does not hide the others.
@@ -26,8 +31,9 @@ export function matrix(values, columns, { name, signed = true, scale = null, wor
   canvas.style.width = `${Math.min(columns * side, wide)}px`;
   canvas.style.height = `${Math.max(rows * high, rows === 1 ? 13 : 6)}px`; // a single row must be easy to point at
   const image = new ImageData(columns, rows);
-  for (let i = 0; i < values.length; i++) image.data.set([...colour(values[i] / top, signed), 255], 4 * i);
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  const pixels = new Uint32Array(image.data.buffer), colours = coloursOf(signed);
+  for (let i = 0; i < values.length; i++) pixels[i] = colours[SHADES + Math.round(SHADES * Math.min(Math.max(values[i] / top, -1), 1))];
+  canvas.getContext("2d", { willReadFrequently: true }).putImageData(image, 0, 0);
   const box = el("div", { class: "cells" }, canvas);
   for (const i of chosen) box.append(mark(i, rows, columns, "chosen"));
   const here = mark(0, rows, columns, "here");

@@ -11,11 +11,17 @@ import { drawBlock } from "./block.js";
 import { t } from "./text.js";
 
 const RIBBONS = 74, PATCHES = 22, STRIP = 12, FAN = 64, SHOWN_RIBBONS = 40; // pixels; ribbons of the largest weights, more cannot be told apart
-const box = document.getElementById("network");
+const UNFOLDS = 450; // milliseconds that a block takes to open
+const box = document.getElementById("network"), still = matchMedia("(prefers-reduced-motion: reduce)");
 let parts = null, colours = [], motion = 1, high = 400, flowWide = 84; // motion: how far the active step has been drawn, 0 to 1
 
 const heightOf = (token) => ((token + 0.5) / tokens()) * high;
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const styles = new Map(); // colours of the page by theme and name: to compute a style takes long
+function css(name) {
+  const key = `${document.documentElement.dataset.theme} ${name}`;
+  if (!styles.has(key)) styles.set(key, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return styles.get(key);
+}
 const colourOf = (token) => (token < data.model.prefix.length ? [230, 160, 0] : colours[token - data.model.prefix.length]);
 const rgba = ([r, g, b], alpha) => `rgba(${r},${g},${b},${alpha})`;
 
@@ -30,7 +36,7 @@ export function buildNetwork() {
   flowWide = phone ? 76 : Math.round(Math.min(Math.max(free / model.depth - 24, 44), 120));
   const thumbHigh = (flowWide * look.sharp.height) / look.sharp.width;
   high = phone ? 320 : Math.round(Math.min(Math.max(main.clientHeight - thumbHigh - 140, 320), 620));
-  parts = { blocks: [], strips: {}, buttons: {} };
+  parts = { blocks: [], strips: {}, buttons: {}, open: null };
   const before = stepsBefore(model).slice(2), others = model.prefix.some((name) => name !== "class");
   const shortcut = (step) => { parts.buttons[step] = stepButton(step, t(step === "prefix" && others ? "short_prefixes" : `short_${step}`)); return parts.buttons[step]; };
   parts.ribbons = canvas(RIBBONS, t("ribbons"));
@@ -86,9 +92,34 @@ export function drawNetwork() {
   if (!parts || !data.look) return;
   const now = [data.now ?? data.base, data.rows, state.token, state.head, document.documentElement.dataset.theme], same = parts.drawn?.every((value, i) => value === now[i]);
   if (!same) { drawRibbons(); drawPatches(); drawLengths(); drawFan(); }
-  for (let layer = 0; layer < data.model.depth; layer++) drawLayer(layer, same);
+  const open = openLayer(), draw = () => { for (let layer = 0; layer < data.model.depth; layer++) drawLayer(layer, layer === open, same); markStep(); };
+  open === parts.open ? draw() : unfold(draw, open);
+  parts.open = open;
   parts.drawn = now;
-  markStep();
+}
+
+// The block that stands open: that of the state once its numbers are there, until then the one that was open.
+function openLayer() {
+  if (!isInside(data.model, state.step)) return null;
+  return data.block?.layer === state.layer ? state.layer : parts.open;
+}
+
+// A block opens where it stands: it grows out of its box, its steps appear in their order, and the others move aside.
+function unfold(draw, open) {
+  const columns = [...box.children], from = new Map(columns.map((node) => [node, node.getBoundingClientRect().left])), small = open === null ? null : parts.blocks[open].closed.getBoundingClientRect();
+  draw();
+  reveal("auto");
+  if (still.matches) return;
+  const zoom = box.currentCSSZoom ?? 1, timing = { duration: UNFOLDS, easing: "cubic-bezier(.2,.7,.2,1)" };
+  for (const node of columns) {
+    const by = (from.get(node) - node.getBoundingClientRect().left) / zoom;
+    if (Math.abs(by) > 1) node.animate([{ transform: `translateX(${by}px)` }, { transform: "none" }], timing);
+  }
+  if (parts.open !== null && parts.open !== open) parts.blocks[parts.open].closed.animate([{ opacity: 0 }, { opacity: 1 }], timing);
+  if (open === null) return;
+  const { inside } = parts.blocks[open], large = inside.getBoundingClientRect();
+  inside.animate([{ clipPath: `inset(0 ${Math.max(large.width - small.width, 0) / zoom}px ${Math.max(large.height - small.height, 0) / zoom}px 0)` }, { clipPath: "inset(0 0 0 0)" }], timing);
+  [...inside.querySelectorAll(".stage")].forEach((stage, i, all) => stage.animate([{ opacity: 0, transform: "translateX(-12px)" }, { opacity: 1, transform: "none" }], { ...timing, delay: (i / all.length) * UNFOLDS, fill: "backwards" }));
 }
 
 // From where a patch stands in the photo (its row) to its place in the list.
@@ -137,9 +168,10 @@ function outline(pen, width) {
 }
 
 // What flows into the chosen token in this block: a ribbon from each token it looks at, as thick as its weight.
-function drawLayer(layer, same) {
-  const { node, head, flow, thumb, lens, inside, closed } = parts.blocks[layer], open = state.layer === layer && isInside(data.model, state.step), row = attentionRow(layer);
+function drawLayer(layer, open, same) {
+  const { node, head, flow, thumb, lens, inside, closed } = parts.blocks[layer], row = attentionRow(layer);
   node.classList.toggle("open", open);
+  node.classList.toggle("opening", !open && state.layer === layer && isInside(data.model, state.step));
   head.setAttribute("aria-expanded", String(open));
   head.textContent = t(open ? "close_block" : "short_block", { n: layer + 1 });
   closed.hidden = open;
@@ -238,6 +270,7 @@ export function reveal(behavior) {
 
 // One frame of the active step; share runs from 0 to 1.
 export function moveTo(share) {
+  if (share === motion) return; // a step that rests is not drawn again
   motion = share;
   if (!parts || !data.look) return;
   if (state.step === "patches") drawRibbons();

@@ -3,8 +3,7 @@ import { source } from "./source.js";
 import { clear, el, highest, number, percent } from "./draw.js";
 import { brightest, frame, heat, MANY, neighbour, paint, patchAt } from "./heat.js";
 import { changeEdit, isEdited, setState, state } from "./state.js";
-import { data, heatMethod, isPlain } from "./data.js";
-import { isInside } from "./steps.js";
+import { data, isPlain, shownHeat } from "./data.js";
 import { language, orElse, t } from "./text.js";
 
 const canvas = document.getElementById("photo"), note = document.getElementById("photo-note"), choice = document.getElementById("heat-choice");
@@ -15,12 +14,6 @@ function numberOf(object) {
   if (!object) return 0;
   if (!numbers.has(object)) numbers.set(object, ++count);
   return numbers.get(object);
-}
-
-// What lies on the photo now: "attention" is that of the chosen token in the chosen layer and head.
-function shownHeat() {
-  if (state.heat) return state.heat;
-  return state.step === "block" || (data.model && isPlain() && isInside(data.model, state.step)) ? "attention" : heatMethod() ?? "none";
 }
 
 export function tokenName(token) {
@@ -55,7 +48,7 @@ export function drawPhoto() {
     const { method, shape, data: values, number: which } = data.heat, { signed, by_class: byClass, title } = model.methods.find((one) => one.name === method), most = signed ? highest(values.map(Math.abs)) : null;
     heat(canvas, look.sharp, shape, values, signed ? { least: -most, most } : { least: Math.min(...values) });
     note.textContent = byClass ? t("heat_class", { method: orElse(`m_${method}`, title), label: model.labels?.[which] ?? t("answer") }) : t("heat_plain", { method: orElse(`m_${method}`, title) });
-    if (isEdited()) note.textContent += ` ${t("heat_unedited")}`;
+    if (isEdited() && data.heat.edit === "{}") note.textContent += ` ${t("heat_unedited")}`;
   } else paint(canvas, look.sharp);
   if (!isPlain()) return;
   drawMask();

@@ -9,6 +9,7 @@
 //                                              view: what the model sees, in its pixels; sharp: the same part of the photo, in the photo's
 //   forward(look, edit)                        {logits, probabilities, by_depth, lengths: {step: [N]}}
 //   block(look, {layer, head, token}, edit)    Float32Arrays by name, as vitlab.explain.block_view returns them
+//   cell(look, {layer, token, step, channel, head}, edit)      one number of a block: {inputs, weights, bias}; null where it cannot be told
 //   rows(look, token, edit)                    (L, h, N), where one token looks in every layer and head
 //   attention(look, layer, edit)               (h, N, N)
 //   heat(look, method, number, edit)           (rows, columns); number: of a class, where the method needs one
@@ -65,6 +66,7 @@ export const source = {
 
   forward: (look, edit) => query(look, "forward", {}, edit),
   block: (look, { layer, head, token }, edit) => query(look, "block", { layer, head, token }, edit, arrays),
+  cell: (look, options, edit) => query(look, "cell", options, edit, arrays),
   rows: (look, token, edit) => query(look, "rows", { token }, edit, array),
   attention: (look, layer, edit) => query(look, "attention", { layer }, edit, array),
   heat: (look, method, number, edit) => query(look, method, number === null ? {} : { class: number }, edit, array),

@@ -68,24 +68,36 @@ export function storyCard(box, complain) {
   let parts = null; // the card's elements
   let timer = null, turn = 0, opener = null, chosen = null; // chosen: the model that the visitor looks into
 
+  let target = null; // the story and scene that are shown, or will be when their numbers are there
+
   const valueOf = (patch, facts) => (typeof patch === "function" ? patch(facts) : patch);
   const words = (text) => fill(text[spoken()], now.more, spoken());
 
   // The visitor's model, where it suits, or else the first that does.
   const modelFor = (story) => [chosen, ...data.models].find((about) => suits(story, about));
 
-  function open(button) {
-    opener = button;
-    chosen = data.model;
+  // What the state names: "all", the list, or a scene of a story.
+  function open(button, name, scene) {
+    if (target === `${name} ${scene}`) return;
+    if (box.hidden) [opener, chosen] = [button, data.model];
     document.body.classList.add("with-story");
     box.hidden = false;
-    list();
+    const story = STORIES.find((one) => one.name === name), model = story && !refusal(story) ? modelFor(story) : undefined;
+    model ? begin(story, model, Math.min(scene, story.scenes.length - 1)) : list();
+  }
+
+  function goTo(name, scene) {
+    target = `${name} ${scene}`;
+    setState({ story: name, scene });
   }
 
   function close() {
+    if (box.hidden) return;
     end();
+    target = null;
     box.hidden = true;
     document.body.classList.remove("with-story");
+    setState({ story: null, scene: 0 });
     opener?.focus();
   }
 
@@ -100,6 +112,7 @@ export function storyCard(box, complain) {
 
   function list() {
     end();
+    goTo("all", 0);
     const items = STORIES.map((story) => {
       const refused = refusal(story), model = refused ? undefined : modelFor(story), text = [el("strong", { text: story.title[spoken()] }), el("span", { text: story.summary[spoken()] })];
       const choice = el("button", { type: "button", class: "story-choice", "data-story": story.name, disabled: !model, onclick: () => begin(story, model) }, ...text);
@@ -120,6 +133,7 @@ export function storyCard(box, complain) {
   }
 
   const begin = (story, about, scene = 0) => guard(async (current) => {
+    goTo(story.name, scene);
     const edit = now?.edit ?? state.edit, playing = now?.playing ?? false, look = await lookOf(about.name);
     const ask = questions(source, look, about), facts = await story.facts(ask);
     if (!current()) return;
@@ -130,6 +144,7 @@ export function storyCard(box, complain) {
   });
 
   const show = (scene) => guard(async (current) => {
+    goTo(now.story.name, scene);
     const { story, ask, facts } = now, one = story.scenes[scene], more = { ...facts, ...(await one.facts?.(ask, facts)) };
     if (!current()) return;
     Object.assign(now, { scene, more, revealed: false });

@@ -302,7 +302,8 @@ async function predict(look) {
 }
 
 export const source = {
-  capabilities: { fewer: "static_fewer", search: "static_search", training: "static_training" },
+  cell: null,
+  capabilities: { cell: "static_cell", fewer: "static_fewer", search: "static_search", training: "static_training" },
   setToken() {}, // nobody asks for one
   models: async () => (await about()).models,
   samples: async () => (await about()).samples.map(({ file, ...sample }) => ({ ...sample, url: new URL(file, ROOT).href })),
