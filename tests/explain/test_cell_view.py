@@ -41,7 +41,7 @@ def test_weights_are_the_rows_of_the_matrix():
     block = model.blocks[LAYER]
     cell = cell_view(model, x, layer=LAYER, token=TOKEN, step="k", channel=9)
     torch.testing.assert_close(cell.weights, block.attention.qkv.weight[24 + 9].detach(), rtol=0, atol=1e-6)
-    assert cell.bias == pytest.approx(float(block.attention.qkv.bias[24 + 9]))
+    assert cell.bias == pytest.approx(block.attention.qkv.bias[24 + 9].item())
     assert "channel" in str(cell) and "<table" in cell._repr_html_()
 
 

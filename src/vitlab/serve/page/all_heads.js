@@ -12,7 +12,7 @@ export const offered = ({ model }) => Boolean(model?.offers.includes("rows"));
 export async function show(box, panel) {
   const { model, look } = data;
   if (!isPlain() || !look || !data.rows) return;
-  const table = el("div", { class: "all-heads", id: "all-heads" }), wide = Math.max(36, Math.min(110, Math.floor(900 / model.heads)));
+  const table = el("div", { class: "all-heads", id: "all-heads" }), wide = Math.max(36, Math.min(110, Math.floor((box.clientWidth - 3 * model.heads) / model.heads)));
   table.style.gridTemplateColumns = `repeat(${model.heads}, ${wide}px)`;
   box.append(el("p", { text: t("allheads", { token: tokenName(state.token) }) }), el("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": t("panel_heads") }, table));
   for (let layer = 0; layer < model.depth; layer++) for (let head = 0; head < model.heads; head++) {

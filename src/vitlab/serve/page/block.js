@@ -105,7 +105,7 @@ const STAGES = {
     const of = (step, more) => (turned && step !== "v" ? null : ofMatrix(b, step, step, from, more));
     const pairs = [["k", b.keys], ["v", b.values]].map(([name, values]) => [name, values, of(name, place), openable(of(name, place))]);
     const side = pairs.map(([name, values, opens, opened]) => vector(values, name, { size: `${values.length / d} × ${d}`, columns: d, wide: 92, words: row(values), opens, opened }));
-    return [el("p", { class: "quiet", text: `${chosenHead(model)}. ${t("cell_hint")}` }), vector(b.q, "q", { opens: of("q", { head: b.head }) }), el("div", { class: "side" }, ...side), ...pairs.map(([, , , { box }]) => box)];
+    return [el("p", { class: "quiet", text: t("cell_hint", { head: chosenHead(model) }) }), vector(b.q, "q", { opens: of("q", { head: b.head }) }), el("div", { class: "side" }, ...side), ...pairs.map(([, , , { box }]) => box)];
   },
   scores(b, model) {
     const worked = el("div", { class: "worked" }), d = model.head_dim;

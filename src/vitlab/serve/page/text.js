@@ -129,7 +129,7 @@ export const WORDS = {
   why_head: ["One matrix product gives a score for each of {classes} classes.", "一次矩阵乘法，为 {classes} 个类别各算出一个分数。"],
   why_answer: ["Scores become probabilities that add up to 1: the answer.", "分数变成相加为 1 的概率，这就是答案。"],
   mix_largest: ["The {n} largest weights; the others together have {rest}.", "权重最大的 {n} 个；其余的合计 {rest}。"],
-  cell_hint: ["Click a number to open the sum behind it.", "点击一个数，展开它背后的求和。"], cell_rest: ["the other {n}", "其余 {n} 项"], cell_channel: ["channel", "维"], cell_patch: ["row, column", "行，列"],
+  cell_hint: ["{head}. Click a number to open the sum behind it.", "{head}。点击一个数，展开它背后的求和。"], cell_rest: ["the other {n}", "其余 {n} 项"], cell_channel: ["channel", "维"], cell_patch: ["row, column", "行，列"],
   head_output: ["SA(z)", "SA(z)"],
   silent: ["{share} of the numbers are now nearly 0.", "{share} 的数现在接近 0。"],
   added: ["Length of {branch}: {part}; of {from}: {whole}.", "{branch} 的长度：{part}；{from} 的长度：{whole}。"],
