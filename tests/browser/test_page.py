@@ -251,7 +251,7 @@ def test_a_link_restores_the_state(page, site):
     wanted = dict(sample="moose", model="small", layer=2, head=1, token=7, step="mix", heat="attention", panel=None)
     wanted |= dict(story=None, scene=0)
     assert state == wanted | {"edit": {"temperature": 0.5}}
-    tab.wait_for_function("/step=mix&.*layer=3&head=2&token=7/.test(location.hash)")
+    assert set(tab.evaluate("location.hash").split("&")) >= {"layer=3", "head=2", "token=7", "step=mix"}
     tab.evaluate("location.hash = '#sample=moose&model=small&layer=1&step=block&token=4'")
     tab.wait_for_function("vitlab.state.layer === 0 && vitlab.state.step === 'block' && vitlab.state.token === 4")
     other = page(link="#sample=nobody&model=none&layer=99&head=99&token=99999&step=x&edit=[1]&panel=y")
