@@ -92,7 +92,7 @@ def ablate(
         tables[kind][:, :, layer, head] = torch.cat(parts, dim=1).cpu()
     attention, mlps = tables["attention_out"][..., 0], tables["mlp_out"][..., 0]
     labels = class_labels(model)
-    return Ablation(how, chosen, logit, probability, *tables["heads"], *attention, *mlps, labels)
+    return Ablation(how, chosen, logit, probability, *tables["heads"], *attention, *mlps, labels=labels)
 
 
 def _of_class(model: TokenModel, logits: Tensor, numbers: Tensor) -> Tensor:

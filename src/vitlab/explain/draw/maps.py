@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vitlab.explain.features import Neighbour
     from vitlab.explain.stages import Sight
 
-Columns = Mapping[str, ArrayLike | tuple[Sequence[View], np.ndarray]]  # name -> maps, which may have their own views
+# name -> maps, which may have their own views
+Columns = Mapping[str, np.ndarray | tuple[Sequence[View], np.ndarray]]
 ROWS = 100  # images that one sheet shows
 WRAP = 6  # maps in a row
 

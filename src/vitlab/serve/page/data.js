@@ -129,5 +129,5 @@ export function refresh(changed) {
     timer = setTimeout(() => { loadPass(); loadToken(); if (isHeatStale()) loadHeat(); }, WAIT);
   } else if (changed.has("token")) loadToken();
   else if (["layer", "head", "step"].some((name) => changed.has(name))) loadBlock();
-  if (!changed.has("edit") && isHeatStale()) loadHeat();
+  if (!changed.has("edit") && (isHeatStale() || (changed.has("heat") && data.base && !data.heat))) loadHeat();
 }
