@@ -116,20 +116,19 @@ def numbers(text, pattern):
 
 
 def test_mae_learns(tmp_path, capsys):
-    mae.main(["--steps", "150", "--batch-size", "64", "--out", str(tmp_path / "mae.png")])
-    first, loss, blind = numbers(
-        capsys.readouterr().out, r"(?s)step 15: loss ([\d.]+).*test loss ([\d.]+); .*: ([\d.]+)"
-    )
-    assert loss < 0.7 * first and 0.2 < blind < 0.4 and (tmp_path / "mae.png").stat().st_size > 1000
+    mae.main(["--steps", "80", "--batch-size", "64", "--out", str(tmp_path / "mae.png")])
+    pattern = r"(?s)step 8: loss ([\d.]+).*test loss ([\d.]+); .*: ([\d.]+)"
+    first, loss, blind = numbers(capsys.readouterr().out, pattern)
+    assert loss < 0.8 * first and 0.2 < blind < 0.4 and (tmp_path / "mae.png").stat().st_size > 1000
 
 
 def test_clip_learns_colours_first(capsys):
-    clip.main(["--steps", "100", "--batch-size", "64"])
+    clip.main(["--steps", "60", "--batch-size", "48"])
     digit, colour = numbers(capsys.readouterr().out, r"10 digits ([\d.]+)%, which of 8 colours ([\d.]+)%")
-    assert colour > 50 and digit > 5  # by chance 12.5 and 10
+    assert colour > 30 and digit > 5  # by chance 12.5 and 10
 
 
 def test_dino_runs_and_does_not_collapse(capsys):
-    dino.main(["--steps", "20", "--batch-size", "32"])
-    entropy, full, used = numbers(capsys.readouterr().out, r"step 20: .*entropy ([\d.]+) of ([\d.]+), (\d+) used")
-    assert used > 10 and entropy < full
+    dino.main(["--steps", "10", "--batch-size", "16"])
+    entropy, full, used = numbers(capsys.readouterr().out, r"step 10: .*entropy ([\d.]+) of ([\d.]+), (\d+) used")
+    assert used > 3 and entropy < full  # collapsed: 1, or an entropy of ln K
