@@ -165,7 +165,7 @@ def run_cells(cells: list[GridCell], folder: Path, show: Show, *, before: int = 
     seconds = [result["seconds"] for result in done.values()]
     waiting = [(number, cell) for number, cell in enumerate(cells, 1 + before) if cell.name not in done]
     for position, (number, cell) in enumerate(waiting):
-        left = f" ({_format_duration(fmean(seconds) * (len(waiting) - position))} left)" if seconds else ""
+        left = f" ({format_duration(fmean(seconds) * (len(waiting) - position))} left)" if seconds else ""
         show.note(f"run {number} of {total}: {cell.name}{left}")
         run = folder / cell.name
         try:
@@ -216,7 +216,7 @@ def _build(recipe: Recipe, classes: list[str], channels: int) -> list[str]:
     return notes
 
 
-def _format_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     if seconds < 100:
         return f"about {seconds:.0f} s"
     return f"about {seconds / 60:.0f} min" if seconds < 6000 else f"about {seconds / 3600:.1f} h"

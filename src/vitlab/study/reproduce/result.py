@@ -1,0 +1,242 @@
+"""What came out of a claim: its values, its verdict, and how both are written for people.
+
+result.json holds the exact values; the verdict is always computed from them, so it cannot disagree with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from vitlab.language import Language
+from vitlab.study.reproduce.claim import Claim
+from vitlab.study.reproduce.claims import CLAIMS
+from vitlab.study.reproduce.verdict import Criterion, Decision, Outcome, verdict
+from vitlab.training.runs import to_markdown
+
+NOT_RUN = "not run"
+WORDS: dict[str, str] = {  # English -> Chinese
+    Outcome.HOLDS: "成立",
+    Outcome.FAILS: "不成立",
+    Outcome.UNDECIDED: "无法判定",
+    NOT_RUN: "未运行",
+    "claim": "论断",
+    "title": "内容",
+    "paper": "论文",
+    "the paper says": "论文的说法",
+    "here": "这里的结果",
+    "verdict": "结论",
+    "command": "命令",
+    "time": "耗时",
+    "about": "约",
+    "arm": "对比项",
+    "mean": "均值",
+    "lowest": "最低",
+    "highest": "最高",
+    "criterion": "判据",
+    "required": "要求",
+    "measured": "实测",
+    "95 % interval": "95 % 区间",
+    "points": "个百分点",
+}
+
+
+def in_language(text: str, language: Language) -> str:
+    return WORDS.get(text, text) if language == "zh" else text
+
+
+@dataclass
+class Result:
+    claim: Claim
+    values: dict[str, dict[str, float]] = field(default_factory=dict)  # arm -> seed or model -> value
+    seconds: float = 0.0
+    settings: tuple[str, ...] = ()  # of all its trainings
+    command: str = ""
+    version: str = ""
+
+    @property
+    def n(self) -> int:
+        return max((len(values) for values in self.values.values()), default=0)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [criterion.decide(self.values) for criterion in self.claim.rule]
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.decisions).value if self.values else NOT_RUN
+
+    def to_dict(self) -> dict[str, Any]:
+        """NaN and infinity, of intervals without a spread, become None."""
+        finite = lambda x: x if math.isfinite(x) else None
+        paper = self.claim.paper
+        criteria = [
+            {
+                "criterion": d.criterion.label,
+                "low": finite(d.criterion.low),
+                "high": finite(d.criterion.high),
+                "mean": finite(d.mean),
+                "interval": [finite(d.low), finite(d.high)],
+                "n": d.n,
+                "outcome": d.outcome.value,
+            }
+            for d in self.decisions
+        ]
+        return {
+            "claim": self.claim.name,
+            "title": self.claim.title.en,
+            "paper": {"name": paper.name, "arxiv": paper.arxiv, "place": paper.place},
+            "verdict": self.verdict,
+            "n": self.n,
+            "criteria": criteria,
+            "values": self.values,
+            "seconds": self.seconds,
+            "settings": list(self.settings),
+            "command": self.command,
+            "vitlab": self.version,
+        }
+
+
+def read_result(contents: Mapping[str, Any]) -> Result:
+    return Result(
+        CLAIMS[contents["claim"]],
+        {arm: dict(values) for arm, values in contents["values"].items()},
+        contents["seconds"],
+        tuple(contents["settings"]),
+        contents["command"],
+        contents["vitlab"],
+    )
+
+
+def overview(results: Sequence[Result], language: Language) -> list[dict[str, Any]]:
+    """Rows of `vitlab reproduce`: each claim, its cost, and its verdict if it was run."""
+    return [
+        {
+            in_language("claim", language): r.claim.name,
+            in_language("title", language): r.claim.title[language],
+            in_language("paper", language): f"{r.claim.paper.name.split(';')[0]}, arXiv:{r.claim.paper.arxiv}",
+            in_language("time", language): _duration(r.seconds) if r.values else _cost(r.claim, language),
+            "n": str(r.n) if r.values else "",
+            in_language("verdict", language): in_language(r.verdict, language),
+        }
+        for r in results
+    ]
+
+
+def summary(results: Sequence[Result], language: Language) -> str:
+    """The table of the documentation, in Markdown."""
+    return to_markdown(
+        [
+            {
+                in_language("claim", language): f"{r.claim.title[language]} (`{r.claim.name}`)",
+                in_language("paper", language): _citation(r.claim),
+                in_language("the paper says", language): r.claim.says[language],
+                in_language("here", language): "; ".join(_measured(r, d, language) for d in r.decisions)
+                if r.values
+                else "",
+                "n": str(r.n) if r.values else "",
+                in_language("verdict", language): f"**{in_language(r.verdict, language)}**",
+                in_language("command", language): f"`{r.command or _command(r.claim)}`",
+                in_language("time", language): _duration(r.seconds) if r.values else "",
+            }
+            for r in results
+        ]
+    )
+
+
+def report(result: Result, language: Language, plot: str | None) -> str:
+    """One claim as a page in Markdown."""
+    claim, word = result.claim, lambda text: in_language(text, language)
+    colon = "：" if language == "zh" else ": "
+    spread = [
+        {
+            word("arm"): arm.name,
+            word("mean"): number(claim, fmean(values)),
+            word("lowest"): number(claim, min(values)),
+            word("highest"): number(claim, max(values)),
+            "n": str(len(values)),
+        }
+        for arm in claim.arms
+        if (values := list(result.values.get(arm.name, {}).values()))
+    ]
+    criteria = [
+        {
+            word("criterion"): decision.criterion.label,
+            word("required"): required(claim, decision.criterion, language),
+            word("measured"): change(claim, decision.mean, language),
+            word("95 % interval"): _interval(claim, decision, language),
+            "n": str(decision.n),
+            word("verdict"): word(decision.outcome.value),
+        }
+        for decision in result.decisions
+    ]
+    lines = [
+        f"# {claim.title[language]}",
+        f"{word('verdict').capitalize()}{colon}**{word(result.verdict)}**",
+        f"{word('paper').capitalize()}{colon}{_citation(claim)}. {claim.says[language]}",
+        claim.here[language],
+        to_markdown(spread).rstrip(),
+        to_markdown(criteria).rstrip(),
+        *([f"![{claim.name}]({plot})"] if plot else []),
+        f"`{result.command}`, {_duration(result.seconds)}",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def number(claim: Claim, value: float) -> str:
+    if claim.scale == "accuracy":
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def change(claim: Claim, value: float, language: Language) -> str:
+    """A sum of arms: differences of accuracies are in points."""
+    if not math.isfinite(value):
+        return "–"
+    if claim.scale == "accuracy":
+        return f"{100 * value:+.1f} {in_language('points', language)}"
+    return number(claim, value)
+
+
+def required(claim: Claim, criterion: Criterion, language: Language) -> str:
+    """The range in which a criterion holds."""
+    show = lambda bound: change(claim, bound, language) if bound else "0"
+    if math.isinf(criterion.high):
+        return f"> {show(criterion.low)}"
+    if math.isinf(criterion.low):
+        return f"< {show(criterion.high)}"
+    return f"{show(criterion.low)} .. {show(criterion.high)}"
+
+
+def _measured(result: Result, decision: Decision, language: Language) -> str:
+    claim = result.claim
+    mean = change(claim, decision.mean, language)
+    return f"{decision.criterion.label}: {mean} ({_interval(claim, decision, language)})"
+
+
+def _interval(claim: Claim, decision: Decision, language: Language) -> str:
+    if not math.isfinite(decision.low):
+        return "–"
+    if claim.scale == "accuracy":
+        return f"{100 * decision.low:+.1f} .. {100 * decision.high:+.1f}"
+    return f"{number(claim, decision.low)} .. {number(claim, decision.high)}"
+
+
+def _citation(claim: Claim) -> str:
+    paper = claim.paper
+    return f"{paper.name}, [arXiv:{paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}), {paper.place}"
+
+
+def _command(claim: Claim) -> str:
+    return f"vitlab reproduce {claim.name}"
+
+
+def _cost(claim: Claim, language: Language) -> str:
+    return f"{in_language('about', language)} {_duration(60 * claim.minutes)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
