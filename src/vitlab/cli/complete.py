@@ -89,6 +89,11 @@ def exercises(incomplete: str) -> list[str]:
     return _matches(sorted(file.stem.replace("_", "-") for file in files), incomplete)
 
 
+def claims(incomplete: str) -> list[str]:
+    files = (HERE.parent / "study" / "reproduce" / "claims").glob("[a-z]*.py")
+    return _matches([*sorted(file.stem.replace("_", "-") for file in files), "all"], incomplete)
+
+
 def _matches(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 

@@ -127,63 +127,83 @@ def overview(results: Sequence[Result], language: Language) -> list[dict[str, An
 
 
 def summary(results: Sequence[Result], language: Language) -> str:
-    """The table of the documentation, in Markdown."""
-    return to_markdown(
-        [
-            {
-                in_language("claim", language): f"{r.claim.title[language]} (`{r.claim.name}`)",
-                in_language("paper", language): _citation(r.claim),
-                in_language("the paper says", language): r.claim.says[language],
-                in_language("here", language): "; ".join(_measured(r, d, language) for d in r.decisions)
-                if r.values
-                else "",
-                "n": str(r.n) if r.values else "",
-                in_language("verdict", language): f"**{in_language(r.verdict, language)}**",
-                in_language("command", language): f"`{r.command or _command(r.claim)}`",
-                in_language("time", language): _duration(r.seconds) if r.values else "",
-            }
-            for r in results
-        ]
-    )
+    """The table of the documentation, in Markdown: what the papers say, what came out here, verdict, command, time."""
+    rows = [
+        {
+            in_language("claim", language): f"{r.claim.title[language]}<br>`{r.command or _command(r.claim)}`",
+            in_language("the paper says", language): f"{_citation(r.claim)}: {r.claim.says[language]}",
+            in_language("here", language): "<br>".join(_measured(r, d, language) for d in r.decisions if r.values),
+            "n": str(r.n) if r.values else "",
+            in_language("verdict", language): f"**{in_language(r.verdict, language)}**",
+            in_language("time", language): _duration(r.seconds) if r.values else "",
+        }
+        for r in results
+    ]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def report(result: Result, language: Language, plot: str | None) -> str:
-    """One claim as a page in Markdown."""
+def headline(result: Result, language: Language) -> str:
+    colon = "：" if language == "zh" else ": "
+    return f"{result.claim.title[language]}{colon}{in_language(result.verdict, language)}"
+
+
+def report(result: Result, language: Language, plot: str | None, heading: str = "#") -> str:
+    """One claim in Markdown: paper, experiment, arms with their spread, criteria, plot."""
     claim, word = result.claim, lambda text: in_language(text, language)
     colon = "：" if language == "zh" else ": "
-    spread = [
+    lines = [
+        f"{heading} {claim.title[language]}",
+        f"{word('verdict').capitalize()}{colon}**{word(result.verdict)}**",
+        f"{word('paper').capitalize()}{colon}{_citation(claim)}. {claim.says[language]}",
+        claim.here[language],
+        to_markdown(arms(result, language)).rstrip(),
+        to_markdown(criteria(result, language)).rstrip(),
+        *([f"![{claim.name}]({plot})"] if plot else []),
+        f"`{result.command}` ({_duration(result.seconds)})",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def arms(result: Result, language: Language) -> list[dict[str, Any]]:
+    """A row for each arm: mean and spread."""
+    claim = result.claim
+    return [
         {
-            word("arm"): arm.name,
-            word("mean"): number(claim, fmean(values)),
-            word("lowest"): number(claim, min(values)),
-            word("highest"): number(claim, max(values)),
+            in_language("arm", language): arm.name,
+            in_language("mean", language): number(claim, fmean(values)),
+            in_language("lowest", language): number(claim, min(values)),
+            in_language("highest", language): number(claim, max(values)),
             "n": str(len(values)),
         }
         for arm in claim.arms
         if (values := list(result.values.get(arm.name, {}).values()))
     ]
-    criteria = [
+
+
+def criteria(result: Result, language: Language) -> list[dict[str, Any]]:
+    """A row for each criterion: what is required, what was measured, and what follows."""
+    claim = result.claim
+    return [
         {
-            word("criterion"): decision.criterion.label,
-            word("required"): required(claim, decision.criterion, language),
-            word("measured"): change(claim, decision.mean, language),
-            word("95 % interval"): _interval(claim, decision, language),
+            in_language("criterion", language): decision.criterion.label,
+            in_language("required", language): required(claim, decision.criterion, language),
+            in_language("measured", language): change(claim, decision.mean, language),
+            in_language("95 % interval", language): _interval(claim, decision),
             "n": str(decision.n),
-            word("verdict"): word(decision.outcome.value),
+            in_language("verdict", language): in_language(decision.outcome.value, language),
         }
         for decision in result.decisions
     ]
-    lines = [
-        f"# {claim.title[language]}",
-        f"{word('verdict').capitalize()}{colon}**{word(result.verdict)}**",
-        f"{word('paper').capitalize()}{colon}{_citation(claim)}. {claim.says[language]}",
-        claim.here[language],
-        to_markdown(spread).rstrip(),
-        to_markdown(criteria).rstrip(),
-        *([f"![{claim.name}]({plot})"] if plot else []),
-        f"`{result.command}`, {_duration(result.seconds)}",
+
+
+def csv_rows(result: Result) -> list[dict[str, Any]]:
+    """A row for each value."""
+    return [
+        {"claim": result.claim.name, "arm": arm, "unit": unit, "value": value}
+        for arm, values in result.values.items()
+        for unit, value in values.items()
     ]
-    return "\n\n".join(lines) + "\n"
 
 
 def number(claim: Claim, value: float) -> str:
@@ -214,10 +234,10 @@ def required(claim: Claim, criterion: Criterion, language: Language) -> str:
 def _measured(result: Result, decision: Decision, language: Language) -> str:
     claim = result.claim
     mean = change(claim, decision.mean, language)
-    return f"{decision.criterion.label}: {mean} ({_interval(claim, decision, language)})"
+    return f"{decision.criterion.label}: {mean} ({_interval(claim, decision)})"
 
 
-def _interval(claim: Claim, decision: Decision, language: Language) -> str:
+def _interval(claim: Claim, decision: Decision) -> str:
     if not math.isfinite(decision.low):
         return "–"
     if claim.scale == "accuracy":

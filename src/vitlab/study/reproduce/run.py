@@ -7,11 +7,13 @@ reproduce/positions/runs/learned,seed=0/         its training, as `vitlab train`
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.native import write_text
@@ -39,16 +41,18 @@ def reproduce(
     seeds: int = SEEDS,
     settings: Sequence[str] = (),
     language: Language = "en",
-    command: str = "",
     show: Show | None = None,
 ) -> Result:
     """Run what is missing of a claim. `folder` holds all claims; `settings` are those of `vitlab train`."""
     show, place = show or Silent(), (folder or FOLDER) / claim.name
     if seeds < 1:
         raise UsageError(f"--seeds {seeds} must be at least 1.")
+    if settings and not claim.seeded:
+        show.note(f"{claim.name} trains nothing: settings change nothing.")
+        settings = ()
     steps = claim.steps(Bench(tuple(settings)), seeds)
     _check_folder(place, settings)
-    command = command or f"vitlab reproduce {claim.name}"
+    command = _command(claim, folder, seeds, settings)
     write_study_json(place, "reproduce", {"claim": claim.name, "settings": list(settings)}, command)
     result = Result(claim, settings=tuple(settings), command=command, version=__version__)
     for step, stored in _run_steps(steps, place, show):
@@ -71,7 +75,7 @@ def stored_results(folder: Path | None = None) -> list[Result]:
     return results
 
 
-def _run_steps(steps: list[Step], place: Path, show: Show):
+def _run_steps(steps: list[Step], place: Path, show: Show) -> Iterator[tuple[Step, dict[str, Any]]]:
     """(step, its stored values and seconds); those of an earlier command first."""
     paths = {step.name: place / "steps" / f"{step.name}.json" for step in steps}
     (place / "steps").mkdir(exist_ok=True)
@@ -91,12 +95,18 @@ def _run_steps(steps: list[Step], place: Path, show: Show):
         yield step, done[step.name]
 
 
-def _run_step(step: Step, runs: Path, show: Show) -> dict:
+def _run_step(step: Step, runs: Path, show: Show) -> dict[str, Any]:
     """Its values, and its seconds: those of trainings that were interrupted count from their beginning."""
     start = time.perf_counter()
     values = step.measure(runs, show)
     trained = sum(read_run(path.parent).result.get("seconds", 0.0) for path in runs.rglob("result.json"))
     return {"values": values, "seconds": max(time.perf_counter() - start, trained)}
+
+
+def _command(claim: Claim, folder: Path | None, seeds: int, settings: Sequence[str]) -> str:
+    more = [] if seeds == SEEDS else ["--seeds", str(seeds)]
+    more += [] if folder in (None, FOLDER) else ["--dir", str(folder)]
+    return shlex.join(["vitlab", "reproduce", claim.name, *settings, *more])
 
 
 def _check_folder(place: Path, settings: Sequence[str]) -> None:

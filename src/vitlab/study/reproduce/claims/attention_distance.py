@@ -46,8 +46,8 @@ CLAIM = Claim(
         "最底层就有头关注图像的大部分，另一些头的距离一直很小；距离随网络深度增加。",
     ),
     here=Text(
-        "Mean attention distance in the bundled models, on the photos of the package (digits: 30 digits), as a share of "
-        "the distance of uniform attention. Note: this rule was written after three of the models had been seen.",
+        "Mean attention distance in the bundled models, on the photos of the package (digits: 30 digits), as a share "
+        "of the distance of uniform attention. Note: this rule was written after three of the models had been seen.",
         "内置模型在软件包自带照片上的平均注意力距离（digits 用 30 个数字），以均匀注意力的距离为 1。"
         "注意：写下这条规则之前，已看过其中三个模型的结果。",
     ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vitlab.study.reproduce.bench import ADAMW, SGD, Bench
 from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import Criterion, difference
+from vitlab.training.recipe import Recipe
 
 STEMS = {"conv stem": "conv", "patch stem": "patch"}
 OPTIMISERS = {"AdamW": ADAMW, "SGD": SGD}
@@ -14,7 +17,7 @@ LOSS = {"patch stem, AdamW": 1.0, "patch stem, SGD": -1.0, "conv stem, AdamW": -
 
 
 def steps(bench: Bench, seeds: int) -> list[Step]:
-    def recipe(arm, seed):
+    def recipe(arm: tuple[str, dict[str, Any]], seed: int) -> Recipe:
         kind, optim = arm
         return bench.network("vit", 20, seed, {"model.stem": kind}, optim=optim)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from vitlab.study.reproduce.bench import MUON, SGD, Bench
+from vitlab.study.reproduce.bench import MUON, SGD, Bench, Network
 from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import Criterion, difference
+from vitlab.training.recipe import Recipe
 
 FRACTIONS = {"10 %": 0.1, "100 %": 1.0}
-NETWORKS = {"ViT": "vit", "ResNet": "resnet"}
+NETWORKS: dict[str, Network] = {"ViT": "vit", "ResNet": "resnet"}
 ARMS = {
     f"{label}, {share}": (kind, fraction) for label, kind in NETWORKS.items() for share, fraction in FRACTIONS.items()
 }
@@ -16,7 +17,7 @@ GAP = {"ResNet, 10 %": 1.0, "ViT, 10 %": -1.0, "ResNet, 100 %": -1.0, "ViT, 100 
 
 
 def steps(bench: Bench, seeds: int) -> list[Step]:
-    def recipe(arm, seed):
+    def recipe(arm: tuple[Network, float], seed: int) -> Recipe:
         kind, fraction = arm
         return bench.network(kind, 15, seed, optim=SGD if kind == "resnet" else MUON, fraction=fraction)
 
@@ -30,7 +31,8 @@ CLAIM = Claim(
     ),
     paper=Paper("ViT", "2010.11929", "Section 4.3, Figures 3 and 4"),
     says=Text(
-        "On subsets of JFT, ViT-B/32 is much worse than a ResNet-50 of similar cost with 9 M images and better with 90 M.",
+        "On subsets of JFT, ViT-B/32 is much worse than a ResNet-50 of similar cost with 9 M images, and better with "
+        "90 M.",
         "在 JFT 的子集上，ViT-B/32 用 9 M 图像时远差于开销相近的 ResNet-50，用 90 M 以上时更好。",
     ),
     here=Text(

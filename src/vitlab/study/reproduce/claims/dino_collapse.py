@@ -43,8 +43,8 @@ CLAIM = Claim(
     title=Text("DINO collapses without centring and without sharpening", "DINO 缺少居中或锐化都会坍塌"),
     paper=Paper("DINO", "2104.14294", "Section 5.3, Figure 7"),
     says=Text(
-        "Without centring the teacher's entropy goes to 0 (one output), without sharpening to ln K (uniform); with both "
-        "neither happens.",
+        "Without centring the teacher's entropy goes to 0 (one output), without sharpening to ln K (uniform); with "
+        "both neither happens.",
         "没有居中，教师输出的熵趋于 0（只用一个输出）；没有锐化，熵趋于 ln K（均匀）；两者都有则都不会发生。",
     ),
     here=Text(

@@ -47,7 +47,8 @@ CLAIM = Claim(
     here=Text(
         "With a fifth of the images: a ResNet is trained, then a ViT with a distillation token learns from labels and "
         "its answers; beside it the same ViT with labels only.",
-        "用五分之一的图像：先训练一个 ResNet，再让带蒸馏 token 的 ViT 同时学习标签和它的回答；对照是只用标签的同样 ViT。",
+        "用五分之一的图像：先训练一个 ResNet，再让带蒸馏 token 的 ViT 同时学习标签和它的回答；"
+        "对照是只用标签的同样 ViT。",
     ),
     arms=tuple(map(Arm, (TAUGHT, ALONE, TEACHER))),
     rule=(difference(TAUGHT, ALONE, low=0.0),),

@@ -44,7 +44,8 @@ CLAIM = Claim(
     here=Text(
         "An MAE is pre-trained for 15 epochs with each ratio; linear probe on the frozen encoder. Of 16 patches of a "
         "digit, 75 % leaves 4 visible, 90 % one.",
-        "每个比例预训练 15 个 epoch 的 MAE，在冻结的编码器上做线性探测。一个数字有 16 个图块，75 % 剩 4 个，90 % 剩 1 个。",
+        "每个比例预训练 15 个 epoch 的 MAE，在冻结的编码器上做线性探测。"
+        "一个数字有 16 个图块，75 % 剩 4 个，90 % 剩 1 个。",
     ),
     arms=tuple(Arm(name, x=100 * ratio) for name, ratio in zip(ARMS, RATIOS, strict=True)),
     rule=(difference("75 %", "25 %", low=0.0), difference("75 %", "90 %", low=0.0)),

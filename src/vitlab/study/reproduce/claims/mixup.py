@@ -25,7 +25,8 @@ CLAIM = Claim(
     says=Text(
         "DeiT-B, 300 epochs on ImageNet: 81.8 % with both, 80.0 % without CutMix, 78.7 % without Mixup, 75.8 % without "
         "either.",
-        "DeiT-B 在 ImageNet 上训练 300 个 epoch：两者都用 81.8 %，去掉 CutMix 80.0 %，去掉 Mixup 78.7 %，都去掉 75.8 %。",
+        "DeiT-B 在 ImageNet 上训练 300 个 epoch：两者都用 81.8 %，"
+        "去掉 CutMix 80.0 %，去掉 Mixup 78.7 %，都去掉 75.8 %。",
     ),
     here=Text(
         "A ViT with 4 layers, 20 epochs: without mixing, with Mixup (alpha 0.8), and with CutMix (alpha 1).",

@@ -28,12 +28,13 @@ CLAIM = Claim(
         "On Layer Normalization in the Transformer Architecture", "2002.04745", "Section 3.2, Figure 2; Section 4"
     ),
     says=Text(
-        "Translation IWSLT14 De-En, post-norm with Adam: 8.45 BLEU without warm-up and about 34 with it; pre-norm trains "
-        "as well without.",
+        "Translation IWSLT14 De-En, post-norm with Adam: 8.45 BLEU without warm-up and about 34 with it; pre-norm "
+        "trains as well without.",
         "IWSLT14 德英翻译，post-norm 加 Adam：不预热 8.45 BLEU，预热约 34；pre-norm 不预热也能训练得同样好。",
     ),
     here=Text(
-        f"A ViT with {DEPTH} layers, {EPOCHS} epochs of AdamW with lr 0.002, with and without {WARMUP:.0f} epochs of warm-up.",
+        f"A ViT with {DEPTH} layers, {EPOCHS} epochs of AdamW with lr 0.002, with and without {WARMUP:.0f} epochs "
+        "of warm-up.",
         f"{DEPTH} 层 ViT，AdamW，lr 0.002，{EPOCHS} 个 epoch，有或没有 {WARMUP:.0f} 个 epoch 的预热。",
     ),
     arms=tuple(map(Arm, ARMS)),

@@ -52,8 +52,8 @@ CLAIM = Claim(
         "512 像素的 ViT-L 与 518 像素的 ViT-H：不经训练，吞吐量翻倍，准确率只降 0.2 到 0.3 个百分点。合并优于丢弃。",
     ),
     here=Text(
-        "A ViT with 4 layers is trained for 20 epochs, then tested with a quarter, half and three quarters of its patches "
-        "merged over all layers, and with as many dropped at random.",
+        "A ViT with 4 layers is trained for 20 epochs, then tested with a quarter, half and three quarters of its "
+        "patches merged over all layers, and with as many dropped at random.",
         "训练 20 个 epoch 的 4 层 ViT，测试时在各层累计合并四分之一、一半、四分之三的图块；对照是随机丢弃同样多。",
     ),
     arms=(
