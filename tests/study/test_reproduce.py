@@ -35,7 +35,7 @@ from vitlab.training.loop import Silent, Stopped
 
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 TINY = ["run.epochs=1", "data.batch_size=16"]
-WITHOUT_TRAINING = ("patch-order", "position-similarity", "attention-distance", "quadratic-attention")
+WITHOUT_TRAINING = ("patch-order", "position-similarity", "attention-distance", "quadratic-attention", "registers")
 
 
 def values(**arms: list[float]) -> dict[str, dict[str, float]]:

@@ -20,6 +20,7 @@ from vitlab.study.reproduce.claims import (
     post_norm,
     prompt_ensemble,
     quadratic_attention,
+    registers,
     tome,
 )
 
@@ -29,6 +30,7 @@ MODULES = (
     patch_order,
     position_similarity,
     attention_distance,
+    registers,
     quadratic_attention,
     data_hungry,
     distillation,
