@@ -48,6 +48,10 @@ def in_language(text: str, language: Language) -> str:
     return WORDS.get(text, text) if language == "zh" else text
 
 
+def colon(language: Language) -> str:
+    return "：" if language == "zh" else ": "
+
+
 @dataclass
 class Result:
     claim: Claim
@@ -131,7 +135,9 @@ def summary(results: Sequence[Result], language: Language) -> str:
     rows = [
         {
             in_language("claim", language): f"{r.claim.title[language]}<br>`{r.command or _command(r.claim)}`",
-            in_language("the paper says", language): f"{_citation(r.claim)}: {r.claim.says[language]}",
+            in_language(
+                "the paper says", language
+            ): f"{_citation(r.claim, language)}{colon(language)}{r.claim.says[language]}",
             in_language("here", language): "<br>".join(_measured(r, d, language) for d in r.decisions if r.values),
             "n": str(r.n) if r.values else "",
             in_language("verdict", language): f"**{in_language(r.verdict, language)}**",
@@ -144,18 +150,17 @@ def summary(results: Sequence[Result], language: Language) -> str:
 
 
 def headline(result: Result, language: Language) -> str:
-    colon = "：" if language == "zh" else ": "
-    return f"{result.claim.title[language]}{colon}{in_language(result.verdict, language)}"
+    return f"{result.claim.title[language]}{colon(language)}{in_language(result.verdict, language)}"
 
 
 def report(result: Result, language: Language, plot: str | None, heading: str = "#") -> str:
     """One claim in Markdown: paper, experiment, arms with their spread, criteria, plot."""
     claim, word = result.claim, lambda text: in_language(text, language)
-    colon = "：" if language == "zh" else ": "
+    stop = "。" if language == "zh" else ". "
     lines = [
         f"{heading} {claim.title[language]}",
-        f"{word('verdict').capitalize()}{colon}**{word(result.verdict)}**",
-        f"{word('paper').capitalize()}{colon}{_citation(claim)}. {claim.says[language]}",
+        f"{word('verdict').capitalize()}{colon(language)}**{word(result.verdict)}**",
+        f"{word('paper').capitalize()}{colon(language)}{_citation(claim, language)}{stop}{claim.says[language]}",
         claim.here[language],
         to_markdown(arms(result, language)).rstrip(),
         to_markdown(criteria(result, language)).rstrip(),
@@ -188,7 +193,7 @@ def criteria(result: Result, language: Language) -> list[dict[str, Any]]:
         {
             in_language("criterion", language): decision.criterion.label,
             in_language("required", language): required(claim, decision.criterion, language),
-            in_language("measured", language): change(claim, decision.mean, language),
+            in_language("measured", language): change(claim, decision.criterion, decision.mean, language),
             in_language("95 % interval", language): _interval(claim, decision),
             "n": str(decision.n),
             in_language("verdict", language): in_language(decision.outcome.value, language),
@@ -212,18 +217,18 @@ def number(claim: Claim, value: float) -> str:
     return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-def change(claim: Claim, value: float, language: Language) -> str:
-    """A sum of arms: differences of accuracies are in points."""
+def change(claim: Claim, criterion: Criterion, value: float, language: Language) -> str:
+    """The value of a criterion: a difference of accuracies is in points."""
     if not math.isfinite(value):
         return "–"
-    if claim.scale == "accuracy":
+    if claim.scale == "accuracy" and not math.fsum(criterion.weights.values()):
         return f"{100 * value:+.1f} {in_language('points', language)}"
     return number(claim, value)
 
 
 def required(claim: Claim, criterion: Criterion, language: Language) -> str:
     """The range in which a criterion holds."""
-    show = lambda bound: change(claim, bound, language) if bound else "0"
+    show = lambda bound: change(claim, criterion, bound, language) if bound else "0"
     if math.isinf(criterion.high):
         return f"> {show(criterion.low)}"
     if math.isinf(criterion.low):
@@ -233,21 +238,21 @@ def required(claim: Claim, criterion: Criterion, language: Language) -> str:
 
 def _measured(result: Result, decision: Decision, language: Language) -> str:
     claim = result.claim
-    mean = change(claim, decision.mean, language)
-    return f"{decision.criterion.label}: {mean} ({_interval(claim, decision)})"
+    mean = change(claim, decision.criterion, decision.mean, language)
+    return f"{decision.criterion.label}{colon(language)}{mean} ({_interval(claim, decision)})"
 
 
 def _interval(claim: Claim, decision: Decision) -> str:
     if not math.isfinite(decision.low):
         return "–"
-    if claim.scale == "accuracy":
+    if claim.scale == "accuracy" and not math.fsum(decision.criterion.weights.values()):
         return f"{100 * decision.low:+.1f} .. {100 * decision.high:+.1f}"
     return f"{number(claim, decision.low)} .. {number(claim, decision.high)}"
 
 
-def _citation(claim: Claim) -> str:
-    paper = claim.paper
-    return f"{paper.name}, [arXiv:{paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}), {paper.place}"
+def _citation(claim: Claim, language: Language) -> str:
+    paper, comma = claim.paper, "，" if language == "zh" else ", "
+    return comma.join([paper.name, f"[arXiv:{paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})", paper.place])
 
 
 def _command(claim: Claim) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from vitlab.explain.distance import patch_distances
 from vitlab.explain.weights import position_similarity
@@ -25,7 +26,8 @@ def correlation(model: PlainTransformer) -> float:
     h, w = similarity.shape[:2]
     pairs = torch.triu_indices(h * w, h * w, offset=1)
     distance = patch_distances((h, w), 1)[pairs[0], pairs[1]]
-    return float(spearmanr(similarity.reshape(h * w, h * w)[pairs[0], pairs[1]].detach(), distance).statistic)
+    cosines = similarity.reshape(h * w, h * w)[pairs[0], pairs[1]]
+    return float(np.corrcoef(rankdata(cosines.numpy()), rankdata(distance.numpy()))[0, 1])
 
 
 def measure(name: str, folder: Path, show: Show) -> dict[str, float]:

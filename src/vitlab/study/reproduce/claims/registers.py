@@ -35,9 +35,10 @@ CLAIM = Claim(
     ),
     here=Text(
         "Share of patch tokens longer than three times the median, in the last layers of the bundled models, none of "
-        "which has registers, on the photos of the package (digits: 30 digits). They are small, so the paper's own last "
-        "sentence lets one expect none.",
-        "内置模型（都没有 register）最后几层中范数超过中位数三倍的图块 token 所占比例，使用软件包自带照片（digits 用 30 个数字）。"
+        "which has registers, on the photos of the package (digits: 30 digits). They are small, so by the paper's own "
+        "last words there should be none.",
+        "内置模型（都没有 register）最后几层中范数超过中位数三倍的图块 token 所占比例，"
+        "使用软件包自带照片（digits 用 30 个数字）。"
         "这些模型很小，按论文的后半句本就不该出现。",
     ),
     arms=(Arm(OUTLIERS),),
