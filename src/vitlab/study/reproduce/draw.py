@@ -19,7 +19,7 @@ def draw(result: Result, path: Path) -> None:
     arms = [arm for arm in claim.arms if result.values.get(arm.name)]
     lines = all(arm.x is not None for arm in arms)
     height = 3.8 if lines else 1.2 + 0.42 * len(arms)
-    with plot_file(path, (7, height), f"{claim.name}: {claim.paper.name.split(';')[0]}, n = {result.n}") as axes:
+    with plot_file(path, (7, height), f"{claim.name}: {claim.paper.name}, n = {result.n}") as axes:
         if lines:
             _draw_lines(axes, arms, result)
         else:
@@ -28,6 +28,10 @@ def draw(result: Result, path: Path) -> None:
         along.set_label_text(claim.measured)
         if claim.scale == "accuracy":
             percent(along)
+            if lines:
+                axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
+            else:
+                axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))
         axes.grid(alpha=0.25, axis="both" if lines else "x")
         axes.set_axisbelow(True)
 

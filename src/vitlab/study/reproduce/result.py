@@ -121,7 +121,7 @@ def overview(results: Sequence[Result], language: Language) -> list[dict[str, An
         {
             in_language("claim", language): r.claim.name,
             in_language("title", language): r.claim.title[language],
-            in_language("paper", language): f"{r.claim.paper.name.split(';')[0]}, arXiv:{r.claim.paper.arxiv}",
+            in_language("paper", language): f"{r.claim.paper.name}, arXiv:{r.claim.paper.arxiv}",
             in_language("time", language): _duration(r.seconds) if r.values else _cost(r.claim, language),
             "n": str(r.n) if r.values else "",
             in_language("verdict", language): in_language(r.verdict, language),

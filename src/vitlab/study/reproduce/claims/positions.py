@@ -22,7 +22,7 @@ CLAIM = Claim(
         "Learned and sin-cos positions come out alike; without positions accuracy drops",
         "可学习位置与正余弦位置效果相当；没有位置则准确率下降",
     ),
-    paper=Paper("MoCo v3; ViT", "2104.02057", "MoCo v3: Section 4; ViT (2010.11929): Table 8"),
+    paper=Paper("MoCo v3", "2104.02057", "Section 4; also ViT (2010.11929), Table 8"),
     says=Text(
         "MoCo v3, linear probe: sin-cos 76.5 %, learned 76.1 %, none 74.9 %. ViT, 5-shot: none 61.4 %, learned 64.2 %.",
         "MoCo v3 线性探测：正余弦 76.5 %，可学习 76.1 %，无 74.9 %。ViT 5-shot：无 61.4 %，可学习 64.2 %。",
