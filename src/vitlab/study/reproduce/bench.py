@@ -24,7 +24,7 @@ SAVE_EVERY = 200  # steps
 MUON = {"name": "muon", "lr": 2e-3, "weight_decay": 0.3}
 ADAMW = {"name": "adamw", "lr": 2e-3, "weight_decay": 0.05, "clip": 1.0}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
-RESERVED = {"run.seed": "--seeds", "run.dir": "--dir", "run.eval_every": "nothing: the last model is evaluated"}
+RESERVED = {"run.seed": "--seeds", "run.dir": "-o", "run.eval_every": "nothing: the last model is evaluated"}
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _run_step(step: Step, runs: Path, show: Show) -> dict[str, Any]:
 
 def _command(claim: Claim, folder: Path | None, seeds: int, settings: Sequence[str]) -> str:
     more = [] if seeds == SEEDS else ["--seeds", str(seeds)]
-    more += [] if folder in (None, FOLDER) else ["--dir", str(folder)]
+    more += [] if folder in (None, FOLDER) else ["-o", str(folder)]
     return shlex.join(["vitlab", "reproduce", claim.name, *settings, *more])
 
 
@@ -116,7 +116,7 @@ def _check_folder(place: Path, settings: Sequence[str]) -> None:
         before = " ".join(old.get("settings", [])) or "none"
         raise UsageError(
             f"{place} was made with other settings ({before}; now {' '.join(settings) or 'none'}). "
-            "Use another folder: --dir FOLDER."
+            "Use another folder: -o FOLDER."
         )
 
 
