@@ -24,7 +24,7 @@ from vitlab.models.plain import PlainTransformer
 from vitlab.study.grid import GridCell
 from vitlab.study.reproduce.bench import Bench
 from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
-from vitlab.study.reproduce.claims import CLAIMS, find_claim
+from vitlab.study.reproduce.claims import CLAIMS, find_claim, quadratic_attention
 from vitlab.study.reproduce.claims.patch_order import shuffle_patches
 from vitlab.study.reproduce.claims.position_similarity import correlation
 from vitlab.study.reproduce.result import Result, criteria, read_result, report, summary
@@ -184,9 +184,11 @@ def test_a_training_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_every_claim_runs_in_miniature(name, tmp_path):
+def test_every_claim_runs_in_miniature(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(quadratic_attention, "NETWORKS", ("tiny",))
+    monkeypatch.setattr(quadratic_attention, "SIZES", (112, 224))
     few = [] if name in ("data-hungry", "distillation") else ["data.per_class=3"]  # those take fractions
-    smaller = [] if name in ("post-norm", "data-hungry", "distillation") else ["model.depth=1"]
+    smaller = [] if name in ("post-norm", "data-hungry", "distillation", "prompt-ensemble") else ["model.depth=1"]
     settings = [] if name in WITHOUT_TRAINING else [*TINY, *few, *smaller]
     claim = CLAIMS[name]
     result = reproduce(claim, tmp_path, seeds=1, settings=settings)
