@@ -1,6 +1,6 @@
 """CLIP: Learning Transferable Visual Models From Natural Language Supervision (arXiv:2103.00020), on vit_model.py.
 
-    python clip.py       # coloured digits and captions such as "a red seven on blue": about a minute
+    python clip.py       # coloured digits and captions such as "a red seven on blue"; a few minutes
 
 Two encoders end in one space. In a batch of B pairs each image has to find its own text among the B, and each text its
 image (figure 3). Then any sentence is a classifier: the class is the sentence whose embedding is nearest (zero-shot).

@@ -1,6 +1,6 @@
 """DINO: Emerging Properties in Self-Supervised Vision Transformers (arXiv:2104.14294), on the ViT of vit_model.py.
 
-    python dino.py       # learns scikit-learn's digits without their labels: about a minute
+    python dino.py       # on scikit-learn's digits, without their labels; a few minutes
 
 No labels: a student says of every view of an image what a teacher says of two large ones. The teacher is a running
 mean of the student. What keeps both from always giving the same answer: the teacher's outputs are centred, so that no
@@ -85,10 +85,10 @@ def random_crops(images: Tensor, size: int, scale: tuple[float, float]) -> Tenso
 
 
 def multi_crop(images: Tensor, small: int, locals_: int) -> list[Tensor]:
-    """Two global views of at least 60 % of the image, some local ones of less; contrast and noise differ in each."""
+    """Two global views, and local ones of less of the image: not too little, a quarter of a digit is no digit."""
     size = images.shape[-1]
-    views = [random_crops(images, size, (0.6, 1.0)) for _ in range(2)]
-    views += [random_crops(images, small, (0.2, 0.6)) for _ in range(locals_)]
+    views = [random_crops(images, size, (0.7, 1.0)) for _ in range(2)]
+    views += [random_crops(images, small, (0.4, 0.8)) for _ in range(locals_)]
     contrast = [torch.empty(len(images), 1, 1, 1).uniform_(0.6, 1.4) for _ in views]
     return [view * factor + 0.1 * torch.randn_like(view) for view, factor in zip(views, contrast, strict=True)]
 
@@ -122,20 +122,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--no-centre", action="store_true", help="see how it collapses")
+    parser.add_argument("--no-centre", action="store_true", help="leave the centre at 0")
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
     images, labels = digits()
     train, K = 1500, 256
+    tau_t = 0.02  # the paper warms up from 0.04 to 0.07; in so short a run outputs would stay all alike
     config = ViTConfig(image_size=8, patch_size=2, channels=1, classes=0, width=64, depth=4, heads=4, mlp_ratio=2.0)
     model = DINO(config, hidden=128, bottleneck=64, outputs=K)
     print(f"before: 10 nearest neighbours {nearest_neighbours(model.encoder, images, labels, train):.1%}")
     optimizer = torch.optim.AdamW(model.student.parameters(), lr=1e-3, weight_decay=0.04)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=args.steps)
     for step in range(args.steps):
-        views = multi_crop(images[torch.randint(train, (args.batch_size,))], small=4, locals_=4)
-        loss, outputs = model(views, tau_t=0.04)
+        views = multi_crop(images[torch.randint(train, (args.batch_size,))], small=6, locals_=2)
+        loss, outputs = model(views, tau_t)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.student.parameters(), 3.0)
@@ -143,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
         schedule.step()
         model.update(outputs, cosine(0.98, 1.0, step, args.steps), centre_momentum=1.0 if args.no_centre else 0.9)
         if (step + 1) % max(args.steps // 10, 1) == 0:
-            P_t = ((outputs - model.centre) / 0.04).softmax(dim=-1)  # (2, B, K)
+            P_t = ((outputs - model.centre) / tau_t).softmax(dim=-1)  # (2, B, K)
             entropy = -(P_t * P_t.clamp_min(1e-12).log()).sum(dim=-1).mean()  # 0: one output; ln K: all alike
             used = P_t.argmax(dim=-1).unique().numel()  # 1: collapsed
             print(f"step {step + 1}: loss {loss.item():.3f}, entropy {entropy:.2f} of {math.log(K):.2f}, {used} used")

@@ -1,6 +1,6 @@
 """MAE: Masked Autoencoders Are Scalable Vision Learners (arXiv:2111.06377), on the ViT of vit_model.py.
 
-    python mae.py        # learns to paint the hidden three quarters of scikit-learn's digits: mae.png, half a minute
+    python mae.py        # learns to paint the hidden three quarters of scikit-learn's digits: mae.png; a few minutes
 
 No labels: hide 75 % of the patches, encode the other 25 %, and let a small decoder paint what is hidden. The encoder
 never sees a mask token, so it runs on a quarter of the tokens, and it is what one keeps.
