@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Container
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -33,22 +35,25 @@ def translate(text: str) -> str:
 
 
 def to_chinese(text: str) -> str:
-    exact, patterns = translations()
-    if text in exact:
-        return exact[text]
-    for pattern, chinese in patterns:
-        if match := pattern.fullmatch(text):
-            return chinese.format(**{name: to_chinese(part) for name, part in match.groupdict().items()})
-    return text
+    """Help and messages first, then results; what a {name} stands for is translated by the same part of the table."""
+    return _messages().translate(text) or _results().translate(text) or text
 
 
-@cache
-def translations() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
-    """Texts by their English text, and texts with {names} as patterns, in which a name matches any text."""
-    tables = read_translations()
-    exact = {english: chinese for table in tables.values() for english, chinese in table.items()}
-    texts = {**tables["messages"], **tables["results"]}
-    return exact, [(_pattern(english), chinese) for english, chinese in texts.items() if "{" in english]
+@dataclass(frozen=True)
+class Translations:
+    """Texts by their English text, and patterns, in their order."""
+
+    exact: dict[str, str]
+    patterns: list[tuple[re.Pattern[str], str]]
+
+    def translate(self, text: str) -> str | None:
+        if text in self.exact:
+            return self.exact[text]
+        for pattern, chinese in self.patterns:
+            if match := pattern.fullmatch(text):
+                parts = match.groupdict().items()
+                return chinese.format(**{name: self.translate(part) or part for name, part in parts})
+        return None
 
 
 @cache
@@ -56,8 +61,29 @@ def read_translations() -> dict[str, dict[str, str]]:
     return tomllib.loads(Path(__file__).with_name("chinese.toml").read_text(encoding="utf-8"))
 
 
-def _pattern(english: str) -> re.Pattern[str]:
+@cache
+def _messages() -> Translations:
+    tables = read_translations()
+    patterns = [(_pattern(english), chinese) for english, chinese in tables["messages"].items()]
+    return Translations(tables["help"], patterns)
+
+
+@cache
+def _results() -> Translations:
+    table = read_translations()["results"]
+    longest_first = sorted(table.items(), key=lambda row: -len(re.sub(r"\{\w+\}", "", row[0])))
+    return Translations(table, [(_pattern(english, NUMBERS), chinese) for english, chinese in longest_first])
+
+
+NUMBERS = ("count", "number", "rows", "columns", "heads", "head", "width", "height")  # in results: digits only
+
+
+def _pattern(english: str, numbers: Container[str] = ()) -> re.Pattern[str]:
     parts = re.split(r"\{(\w+)\}", english)  # text, name, text, name, ..., text
     return re.compile(
-        "".join(f"(?P<{part}>.+?)" if number % 2 else re.escape(part) for number, part in enumerate(parts)), re.DOTALL
+        "".join(
+            f"(?P<{part}>{'[0-9][0-9,.]*' if part in numbers else '.+?'})" if number % 2 else re.escape(part)
+            for number, part in enumerate(parts)
+        ),
+        re.DOTALL,
     )

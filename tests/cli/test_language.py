@@ -1,6 +1,7 @@
 """Chinese under a Chinese locale: every help text and the first errors have both languages, JSON stays as it is."""
 
 import json
+import re
 
 import pytest
 import typer.main
@@ -8,6 +9,7 @@ import typer.main
 import vitlab.cli.main
 from vitlab.cli.help import fold, paragraphs
 from vitlab.language import read_translations, to_chinese, translate
+from vitlab.tables import Table
 
 FRAME = {"Usage", "Arguments", "Options", "Commands", "required", "Show this message and exit."}
 
@@ -59,8 +61,9 @@ def test_help_in_chinese(command, in_chinese):
 
 
 def test_help_in_english_is_ascii(command):
-    text = command("serve", "--help").stdout
-    assert "[default: 8; x>=1]" in text and text.isascii()
+    assert "[default: 8; x>=1]" in command("serve", "--help").stdout
+    for path, found in commands():
+        assert found.get_help(found.make_context(path, [], resilient_parsing=True)).isascii(), path
 
 
 FIRST = {
@@ -134,6 +137,50 @@ SAID = {
 @pytest.mark.parametrize("english", SAID)
 def test_stops_and_missing_packages_are_told_in_chinese(english):
     assert SAID[english] in to_chinese(english)
+
+
+OURS = """vitlab digits bundled sample attention blocks bias cpu flash fused gelu head heads kernel LayerNorm logit
+lens MACs FLOPs MAC MLP mlp norm positions prefix relu softmax sqrt stem token tokens pool proj float qkv stages
+merge reduced decoder masked visible embed pixels text projection logits end SigLIP GELU tau cos shortcut block rollout
+Grad CAM cat deer horse dog frog automobile tanh LayerScale"""  # names of things and steps, which both languages have
+
+
+def english_words(text: str) -> set[str]:
+    """Words of three letters or more in lines or cells that are ours to say."""
+    names = r"[\w./-]*[/.][\w./-]+|\S*_\S*"  # files, steps and models
+    return set(re.findall(r"[A-Za-z]{3,}", re.sub(names, " ", text))) - set(OURS.split())
+
+
+@pytest.mark.parametrize("model", ["bundled:digits", "clip_digits", "mae_digits", "swin_cifar", "resnet_cifar"])
+def test_inspect_is_in_chinese(command, in_chinese, model):
+    assert not english_words(command("inspect", model).stdout)
+
+
+def test_predict_is_in_chinese(command, in_chinese):
+    out = command("predict", "bundled:cifar10", "sample:cat").stdout
+    assert out.split()[:3] == ["图片", "类别", "概率"] and not english_words(out)
+
+
+@pytest.mark.parametrize("verb", ["relevance", "figure7", "ablate", "lens"])
+def test_figures_are_in_chinese(command, in_chinese, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    command("explain", verb, "bundled:digits", "digits#3", "--out", "figure.svg")
+    texts = re.findall(r">([^<>\n]+)</(?:text|tspan)>", (tmp_path / "figure.svg").read_text(encoding="utf-8"))
+    assert any("\u4e00" <= c <= "\u9fff" for c in "".join(texts)) and not english_words("\n".join(texts))
+
+
+def test_a_table_in_chinese_keeps_names_and_numbers(in_chinese):
+    table = Table(["image", "class", "meaning"], [["image", "total", "heads mixed"]], ["class"], prose=["meaning"])
+    assert str(table).split() == ["图片", "类别", "含义", "image", "total", "混合各个头"]
+
+
+@pytest.mark.parametrize("section", ["messages", "results"])
+def test_translations_name_what_they_translate(section):
+    """Every {name} of a translation stands in its English text, so no text is lost and none is asked for in vain."""
+    for english, chinese in read_translations()[section].items():
+        names = [set(re.findall(r"\{(\w+)\}", text)) for text in (english, chinese)]
+        assert names[1] <= names[0], english
+        assert not re.search(r"[，。：；]{2}| $|^ ", chinese), chinese
 
 
 def test_json_does_not_change_with_the_language(command, in_chinese, tmp_path):

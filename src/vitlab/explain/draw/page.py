@@ -27,6 +27,7 @@ from vitlab.explain.draw.maps import Columns, with_views
 from vitlab.explain.draw.sheet import write_figure
 from vitlab.explain.scale import DECADES, DEFAULT, HIGHEST, LOWEST, check_scale
 from vitlab.explain.views import View
+from vitlab.language import translate
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
@@ -245,22 +246,19 @@ def page_of(
     *,
     scale: str = DEFAULT,
 ) -> str:
+    texts = {**TEXTS[kind], **(more or {}), "title": title, "about": about, "note": note}
     data = {
         "scale": check_scale(scale),
         "percentiles": [LOWEST, HIGHEST],
         "decades": DECADES,
-        **TEXTS[kind],
-        **(more or {}),
-        "title": title,
-        "about": about,
-        "note": note,
+        **{name: translate(text) if isinstance(text, str) else text for name, text in texts.items()},
         "items": items,
     }
     data |= {"colours": _colours(), "signed_colours": _colours(signed=True)}
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that no name ends the script
     page = _template()
     fields = {
-        "title": html.escape(title),
+        "title": html.escape(translate(title)),
         "version": html.escape(__version__),
         "faint": FAINT,
         "strong": STRONG,

@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.images.fonts import families
+from vitlab.language import language, translate
 from vitlab.optional import require
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ KINDS = ("png", "svg", "pdf", "jpg", "webp")
 DPI = 150
 INK, SOFT, LINE, MARK = "#1c2126", "#646d78", "#d5d9dd", "#3ddcff"
 MARGIN, GAP = 30, 8  # around the sheet; between images
+CHINESE = "中文"  # characters that choose a font for our own words
 POINT = DPI / 72  # pixels of one point of font size
 
 
@@ -39,14 +41,15 @@ class Sheet:
         from matplotlib.figure import Figure
 
         self.width, self.height = round(width), round(height)
-        self.fonts = families(texts)
+        self.fonts = families(texts + CHINESE if language() == "zh" else texts)
         self.figure: Figure = Figure(figsize=(self.width / DPI, self.height / DPI), dpi=DPI, facecolor="white")
         self.canvas = self.figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
         self.canvas.set_autoscale_on(False)
         self.canvas.set_axis_off()
 
     def text(self, x: float, y: float, text: str, size: float = 8, colour: str = INK, **options: Any) -> None:
-        """`at`: the axes to write on; default: the sheet."""
+        """In the reader's language. `at`: the axes to write on; default: the sheet."""
+        text = translate(text)
         at = options.pop("at", self.canvas)
         options = {"ha": "left", "va": "center", "linespacing": 1.3, **options}
         at.text(x, y, text, fontsize=size, color=colour, fontfamily=self.fonts, parse_math=False, **options)
@@ -299,9 +302,15 @@ def save(
 
 
 def write_figure(figure: Figure, path: Any, kind: str) -> None:
-    """To a path or an open file."""
+    """To a path or an open file; what axes and legends say is in the reader's language."""
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
+    if language() == "zh":
+        for text in figure.findobj(Text):
+            english = text.get_text()
+            if (chinese := translate(english)) != english:
+                text.set(text=chinese, fontfamily=families(chinese))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitlab"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # no installed font has the character
         figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
