@@ -164,7 +164,7 @@ def test_predict_is_in_chinese(command, in_chinese):
 @pytest.mark.parametrize("verb", ["relevance", "figure7", "ablate", "lens"])
 def test_figures_are_in_chinese(command, in_chinese, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
-    command("explain", verb, "bundled:digits", "digits#3", "--out", "figure.svg")
+    assert not english_words(command("explain", verb, "bundled:digits", "digits#3", "--out", "figure.svg").stdout)
     texts = re.findall(r">([^<>\n]+)</(?:text|tspan)>", (tmp_path / "figure.svg").read_text(encoding="utf-8"))
     assert any("\u4e00" <= c <= "\u9fff" for c in "".join(texts)) and not english_words("\n".join(texts))
 

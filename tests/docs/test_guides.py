@@ -96,7 +96,9 @@ def test_both_languages_hold_the_same(name):
     for pattern in (r"^#+ ", r"^\|", r"^- "):
         assert len(re.findall(pattern, prose[0], re.MULTILINE)) == len(re.findall(pattern, prose[1], re.MULTILINE))
     assert sorted(re.findall(r"`([^`\n]+)`", prose[0])) == sorted(re.findall(r"`([^`\n]+)`", prose[1]))
-    links = [[t.replace("/zh/", "/en/") for t in re.findall(r"\]\(([^)]+)\)", p)] for p in prose]
+    links = [
+        [t.replace("/zh/", "/en/").replace(".zh-CN.md", ".md") for t in re.findall(r"\]\(([^)]+)\)", p)] for p in prose
+    ]
     assert sorted(links[0]) == sorted(links[1])
 
 

@@ -55,7 +55,7 @@ class Ablation(Tabular):
         ]
         of = ", ".join(dict.fromkeys(self.labels[number] for number in self.target))
         mean = f", mean of {len(self.target)} images" if len(self.target) > 1 else ""
-        return Table(titles, rows, titles[1:], [f"Change of the logit of {of}{mean}"])
+        return Table(titles, rows, titles[1:], [f"Change of the logit of {of}{mean}"], prose=titles[:1])
 
 
 @torch.no_grad()

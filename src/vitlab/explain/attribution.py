@@ -63,7 +63,7 @@ class Attribution(Tabular):
         titles = ["part", *(self.labels[number] for number in self.target)]
         rows = [[name, *(f"{parts[name]:+.4f}" for parts in images)] for name in images[0]]
         total = ["logit", *(f"{value:+.4f}" for value in self.total.tolist())]
-        return Table(titles, rows, titles[1:], ["Shares in the logit"], total)
+        return Table(titles, rows, titles[1:], ["Shares in the logit"], total, prose=titles[:1])
 
     def parts(self, image: int) -> dict[str, float]:
         """Named shares of one image, in the order of the pass; they sum to its logit. Layers count from 1 in names."""

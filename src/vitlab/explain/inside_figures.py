@@ -105,7 +105,7 @@ def attribution(subject: Subject, target: Target = None) -> Explanation:
     tables = []
     for view, label, logit, total, parts in zip(views, labels, results["logit"], results["sum"], shares, strict=True):
         heading = f"{view.name}: logit of {label} {logit:.4f}, sum {total:.4f}"
-        tables.append(Table(["part", "share"], _strongest(parts), ("share",), heading=[heading]))
+        tables.append(Table(["part", "share"], _strongest(parts), ("share",), heading=[heading], prose=["part"]))
     numbers["patches"] = patches
     return Explanation(subject, title, figure, numbers, results, notes=_stage_note(model), tables=tables)
 
@@ -134,7 +134,7 @@ def ablate(subject: Subject, how: How = "zero", target: Target = None) -> Explan
     for i, view in enumerate(subject.views):
         heading = f"{view.name}: logit of {labels[i]} {results['logit'][i]:.4f}; strongest changes:"
         changes = _strongest(_ablated_parts({name: part[i] for name, part in parts.items()}))
-        tables.append(Table(["without", "change"], changes, ("change",), heading=[heading]))
+        tables.append(Table(["without", "change"], changes, ("change",), heading=[heading], prose=["without"]))
     return Explanation(subject, title, figure, numbers, results, tables=tables)
 
 
