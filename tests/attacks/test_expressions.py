@@ -86,10 +86,10 @@ def test_what_torch_writes_is_read(key, text):
     ("key", "text"), [(key, text) for key, texts in HOSTILE.items() for text in texts], ids=lambda text: text[:30]
 )
 def test_powers_shifts_and_endless_texts_are_refused_at_once(key, text):
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ValueError, match=f"its graph holds .* as {key}") as told:
         _checked_graph({"nodes": [{key: [[text]]}]})
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert len(str(told.value)) < 300
 
 

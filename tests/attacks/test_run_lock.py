@@ -67,10 +67,10 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path, holder, worker):
     assert holding is not None and holding.process == child.pid
     child.kill()
     child.wait()
-    for _ in range(40):  # a worker that is just being forked has not closed its copy yet
-        if lock_holder(tmp_path / "run") is None:
-            break
-        time.sleep(0.05)
+    deadline = time.monotonic() + 60
+    while lock_holder(tmp_path / "run") is not None:  # a worker that is just being forked has not closed its copy yet
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     with hold(tmp_path / "run"):
         assert json.loads((tmp_path / "run" / "run.lock").read_text())["process"] == os.getpid()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # asks no other machine for anything
 
 
 @pytest.fixture(scope="module")  # its event loop must not run on into the tests of other files
@@ -19,6 +20,6 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip(f"no browser on PATH ({', '.join(NAMES)}), and it could not be installed: apt-get install chromium")
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", ALONE])
         yield found
         found.close()

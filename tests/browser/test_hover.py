@@ -70,7 +70,7 @@ def page(browser, made):
     context.close()
 
 
-def wait_until(page, expression: str, seconds: float = 30) -> None:
+def wait_until(page, expression: str, seconds: float = 100) -> None:
     """wait_for_function evaluates its text inside the page, which the page's own policy forbids."""
     ends = time.monotonic() + seconds
     while not page.evaluate(expression):

@@ -123,7 +123,7 @@ def tab(browser, site):
 
 def until(page, condition: str) -> None:
     """The page's policy forbids Playwright's own way to wait for a condition."""
-    for _ in range(600):
+    for _ in range(2000):
         if page.evaluate(condition):
             return
         page.wait_for_timeout(50)

@@ -30,6 +30,7 @@ from vitlab.serve.page_samples import page_samples
 from vitlab.serve.settings import Settings
 from vitlab.text.tokenizer import Tokenizer
 
+PATIENCE = 100_000  # milliseconds, on a busy machine
 STORIES = ("patch", "class-token", "positions", "heads", "fewer", "mae", "dino", "clip")
 
 
@@ -164,6 +165,7 @@ def page(browser, site):
 
     def start(locale: str = "en-US", width: int = 1280, **options: Any):
         context = browser.new_context(viewport={"width": width, "height": 900}, locale=locale, **options)
+        context.set_default_timeout(PATIENCE)
         tab = context.new_page()
         tab.on("console", lambda message: wrong.append(message.text))
         tab.on("pageerror", lambda error: wrong.append(f"{error} {error.stack}"))

@@ -100,9 +100,9 @@ def test_too_many_pixels_are_seen_before_they_are_decoded(client, ask, serving, 
     load = ImageFile.ImageFile.load
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: decoded.append(self) or load(self))
     for size in ((50_000, 50_000), (9_000, 9_000), (50_000_001, 1)):
-        began = time.monotonic()
+        began = time.process_time()
         check(ask(client, "/predict", bomb(*size)), 413, "limit of", "Shrink")
-        assert time.monotonic() - began < 5  # far below what decoding takes; 1 s is measured by the benchmark
+        assert time.process_time() - began < 5  # far below what decoding takes; 1 s is measured by the benchmark
     small = serving(max_pixels=1000)
     check(ask(small, "/predict", picture(1, 10, 101)), 413, "101 x 10 pixels are more than the limit of 1,000")
     assert not decoded
