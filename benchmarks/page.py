@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
 
 def peak_mb(process: int) -> int:
     """The most memory that a process has held: VmHWM of Linux."""
-    status = Path(f"/proc/{process}/status").read_text()
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     (kilobytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     return round(int(kilobytes) * 1024 / 1e6)
 

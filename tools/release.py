@@ -43,7 +43,7 @@ COMMANDS = """
     vitlab export runs/d/best -o d.onnx --data digits
     vitlab predict d.onnx digits#3
     vitlab convert bundled:cifar10 copy
-    vitlab embed bundled:digits digits -o d.parquet
+    vitlab embed digits -o d.parquet --model bundled:digits
     vitlab index photos -o photos.index --model bundled:clip
     vitlab search photos.index "a cat"
     vitlab zeroshot bundled:clip sample:cat --labels cat,dog

@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
         save(args.out / "last.pt", state)
 
     top1 = accuracy(model, test_images, test_labels, device)
-    (args.out / "log.json").write_text(json.dumps(dict(epochs=history, test_top1=top1), indent=1))
+    (args.out / "log.json").write_text(json.dumps(dict(epochs=history, test_top1=top1), indent=1), encoding="utf-8")
     print(f"test top-1 {top1:.2%}; weights: {args.out / 'last.pt'}")
 
 

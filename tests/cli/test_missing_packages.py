@@ -13,6 +13,7 @@ import pytest
 import vitlab
 from vitlab.cli.main import app
 from vitlab.optional import EXTRAS, how_to_install
+from vitlab.training.recipe import Recipe, to_toml
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXPLAIN = next(group for group in app.registered_groups if group.name == "explain").typer_instance
@@ -40,7 +41,7 @@ NEEDS = {
     "onnxscript": {"export bundled:digits -o d.onnx"},
     "onnxruntime": {"predict d.onnx digits#3"},
     "usearch": {"index photos -o photos.index --model bundled:dino"},
-    "pyarrow": {"embed bundled:digits digits -o d.parquet"},
+    "pyarrow": {"embed digits -o d.parquet --model bundled:digits"},
     "fastapi": {"serve bundled:digits", "page build site"},
     "prometheus_client": {"serve bundled:digits"},
     "python_multipart": {"serve bundled:digits"},
@@ -77,6 +78,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
     (tmp_path / "d.onnx").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(to_toml(Recipe()), encoding="utf-8")
+    (tmp_path / "run" / "log.jsonl").write_text('{"kind": "val", "step": 3, "top1": 0.5}\n', encoding="utf-8")
     return tmp_path
 
 
@@ -97,7 +101,7 @@ def test_every_drawing_command_and_every_package_has_a_row():
 def test_an_import_that_fails_elsewhere_is_named_too(command, monkeypatch):
     """Where no command asked for the package first."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'matplotlib.font_manager'", name="matplotlib.font_manager")
 
     monkeypatch.setattr(import_module("vitlab.explain.inspect"), "inspect", fail)

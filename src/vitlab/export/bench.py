@@ -32,6 +32,7 @@ from vitlab.models.base import Capability, Network
 from vitlab.models.config import nearest
 from vitlab.models.plain import PlainTransformer
 from vitlab.models.task import CLASSES, ModelTask
+from vitlab.optional import require
 from vitlab.reduce import r_for, reducer_of
 from vitlab.tables import Table, Tabular
 
@@ -171,6 +172,8 @@ def check_options(backends: Sequence[str], reducers: Sequence[str], against: Seq
         check_backend(backend)
     for text in reducers:
         reducer_of(text)
+    if "transformers" in against:
+        require("--against transformers", "transformers")
     for name in against:
         if name not in LIBRARIES:
             near = nearest(name, list(LIBRARIES))

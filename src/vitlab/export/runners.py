@@ -32,7 +32,6 @@ from vitlab.export.program import suppress_output, to_program
 from vitlab.export.quantize import to_int8
 from vitlab.export.wrapper import ExportWrapper, example_input, output_kind
 from vitlab.models.base import Network
-from vitlab.optional import require
 
 EXACT = ("eager", "folded", "compiled", "onnx")
 T = TypeVar("T")
@@ -155,7 +154,6 @@ def library_runner(name: str, model: Network, factory: RunnerFactory) -> Runner:
 
 
 def _transformers_runner(model: Network) -> Runner:
-    require("--against transformers", "transformers")
     if not model.config.classes:
         raise UsageError("--against transformers compares classifiers: this model has no classes.")
     from transformers import AutoModelForImageClassification

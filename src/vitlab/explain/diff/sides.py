@@ -96,6 +96,7 @@ class TransformersSide(Side):
     """A folder run by transformers, with config, preprocess and labels as we read them."""
 
     def __init__(self, letter: str, path: str):
+        require(path, "transformers", otherwise=f"Without {PREFIX!r} the folder is read and run by vitlab.")
         folder = locate(path.removeprefix(PREFIX))
         if not (folder / "config.json").is_file():
             raise UsageError(f"{path}: no transformers folder: {folder / 'config.json'} is not there.")
@@ -207,7 +208,6 @@ def open_side(letter: str, what: ModelOrName, heads: int | None, size: tuple[int
 
 def _run_by_transformers(path: str, folder: Path, config: dict[str, Any]) -> tuple[nn.Module, list[str]]:
     """The model in its own library, and the tensors missing from the file."""
-    require(path, "transformers", otherwise=f"Without {PREFIX!r} the folder is read and run by vitlab.")
     import transformers
 
     if config.get("model_type") not in hf.CLASSES:
