@@ -68,7 +68,7 @@ def test_old_spellings_are_valid():
     words = ["explain", "rollout", "m", "x.png", "--html", "-o", "a.png"]
     assert old_spellings(words) == ["explain", "rollout", "m", "x.png", "--html=-", "-o", "a.png"]
     assert old_spellings(["explain", "rollout", "--html"]) == ["explain", "rollout", "--html=-"]
-    for unchanged in (["explain", "rollout", "--html", "b.html", "m"], ["search", "ix", "--html", "found"]):
+    for unchanged in ([], ["explain", "rollout", "--html", "b.html", "m"], ["search", "ix", "--html", "found"]):
         assert old_spellings(unchanged) == unchanged
 
 

@@ -176,7 +176,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(run, tmp_path):
     ("settings", "words"),
     [
         (["model.depth=1,2", "model.dpth=3"], r"^depth=1: .*no option 'dpth'.*'depth'"),
-        (["optim.lrr=1,2"], r"^lrr=1: .*'optim.lrr'.*'optim.lr'"),
+        (["optim.lrr=1,2"], r"^lrr=1: .*'optim.lrr'.*optim.lr=1"),
         (["depth=1,2"], r"there is no 'depth'"),
         (["model.depth=1,two"], r"^depth=two: depth='two' is not valid: expected a whole number"),
         (["optim.lr=0.1,big"], r"^lr=big: optim.lr='big' is not valid"),

@@ -84,7 +84,8 @@ def usage_error(error: Any) -> str:
 def _as_setting(error: Any) -> str:
     """train --epochs 3: a value of the recipe is no option."""
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if not name or error.ctx is None or not any(p.name == "settings" for p in error.ctx.command.params):
+    takes_settings = error.ctx is not None and any(p.name == "settings" for p in error.ctx.command.params)
+    if not name or not takes_settings or error.possibilities:  # Click names an option that is near
         return ""
     from vitlab.training.recipe import near_keys
 

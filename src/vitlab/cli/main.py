@@ -93,8 +93,9 @@ def main(
 def run() -> None:
     """The console script: errors a user can cause end in one line, bugs in a traceback."""
     set_up_output()
+    sys.argv[1:] = old_spellings(sys.argv[1:])
     with reporting_errors(), warnings_as_notes(), complete.answering_bash():
-        code = prepare(get_command(app))(old_spellings(sys.argv[1:]), prog_name="vitlab", standalone_mode=False)
+        code = prepare(get_command(app))(prog_name="vitlab", standalone_mode=False)
         if code == 130:  # Typer's code for Ctrl-C
             raise KeyboardInterrupt
         raise SystemExit(code)

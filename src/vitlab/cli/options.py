@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +96,7 @@ BESIDE = Path("-")  # --html alone, its old form: beside the figure
 
 def old_spellings(words: Sequence[str]) -> list[str]:
     """The command line with what older versions accepted: `vitlab explain ... --html` without a file."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = pairwise([*words, ""])
     explain = list(words[:1]) == ["explain"]
     lone = [explain and word == "--html" and not after.endswith(".html") for word, after in pairs]
     return [f"{word}={BESIDE}" if alone else word for word, alone in zip(words, lone, strict=True)]

@@ -249,7 +249,7 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
 
 def near_keys(key: str, model: str = "vit_tiny") -> list[str]:
     """Full names that may have been meant: depth is model.depth, epochs is run.epochs."""
-    keys = [f"{g}.{f.name}" for g, group in GROUPS.items() for f in fields(group) if f.name != "options"]
+    keys = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(Recipe(), g)) if f.name != "options"]
     keys += [f"objective.{option}" for option in option_owners()]
     from vitlab.models.registry import find  # imports torch
 
