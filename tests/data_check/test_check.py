@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 
 import vitlab
 from vitlab.data_check import new_folder
 from vitlab.errors import DataError, UsageError
-from vitlab.images.datasets import open_data
+from vitlab.images.datasets import TargetColumns, open_data
 
 MODEL = "bundled:dino"
 
@@ -306,3 +306,60 @@ def test_images_that_are_all_alike_have_no_near_copies():
     result = vitlab.check("digits", model="bundled:digits")
     assert result.method.copy_threshold > 1 and not result.leaks
     assert any("too alike" in note for note in result.notes)
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory) -> Path:
+    """Textures with discs and boxes on them, in a table of tags and sizes; four images lack or have a disc wrongly."""
+    folder, random = tmp_path_factory.mktemp("tagged"), np.random.default_rng(0)
+    tags, sizes = ["image,labels"], ["image,size"]
+    for i in range(80):
+        image, has = texture(i, (48, 48), hue=1), random.random(2) < 0.5
+        draw = ImageDraw.Draw(image)
+        if has[0]:
+            draw.ellipse((2, 2, 24, 24), fill=(255, 0, 0))
+        if has[1]:
+            draw.rectangle((26, 24, 46, 44), fill=(0, 0, 255))
+        image.save(folder / f"{i}.png")
+        given = (has[0] != (i in (3, 17, 40, 61)), has[1])
+        tags.append(f"{i}.png,{';'.join(name for name, there in zip(('disc', 'box'), given, strict=True) if there)}")
+        sizes.append(f"{i}.png,{random.uniform():.3f}")
+    shutil.copy(folder / "5.png", folder / "copy.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    tags += [tags[6].replace("5.png", "copy.png"), "broken.png,box"]
+    sizes += ["copy.png,7", "broken.png,1"]
+    (folder / "tags.csv").write_text("\n".join(tags))
+    (folder / "sizes.csv").write_text("\n".join(sizes))
+    return folder
+
+
+def test_each_label_of_several_is_examined_by_itself(tagged, tmp_path):
+    result = vitlab.check(tagged / "tags.csv", model=MODEL, out=tmp_path / "out")
+    wrong = {result.images[d.image].path for d in result.doubtful if result.classes[d.label] == "disc"}
+    assert wrong == {"3.png", "17.png", "40.png", "61.png"}
+    assert not result.suspects and result.kind == "labels" and len(result.unreadable) == 1
+    listed = [line.partition(",")[2].split(";") for line in (tagged / "tags.csv").read_text().splitlines()[1:]]
+    assert result.counts["train"] == [sum(name in row for row in listed) for name in result.classes]
+    (copy,) = (copy for copy in result.duplicates if copy.kind == "same file")
+    assert {result.images[copy.image].path, result.images[copy.of].path} == {"5.png", "copy.png"}
+    for d in result.doubtful:
+        assert d.given == (result.classes[d.label] in (result.images[d.image].label or ""))
+    page = (tmp_path / "out" / "check.html").read_text(encoding="utf-8")
+    assert "likely lacks" in page and "可能漏标" in page
+    applied = open_data(str(tagged / "tags.csv"), val_fraction=0.2, apply=str(result.table))
+    dropped = sum(row.action == "drop" for row in result.corrections())
+    assert dropped >= 2 and len(applied.train) + len(applied.val) == 82 - dropped
+
+
+def test_numbers_are_not_examined_and_the_images_are(tagged, tmp_path):
+    with pytest.raises(DataError):  # which column?
+        vitlab.check(tagged / "sizes.csv", model=MODEL)
+    result = vitlab.check(tagged / "sizes.csv", model=MODEL, out=tmp_path / "out", columns=TargetColumns(target="size"))
+    assert result.kind == "number" and not result.doubtful and not result.counts
+    assert any("numbers are not examined" in note for note in result.notes)
+    (conflict,) = (copy for copy in result.conflicts if copy.kind == "same file")
+    assert result.images[conflict.image].label == "7"
+    table = tmp_path / "out" / "cleaned.csv"
+    table.write_text(table.read_text(encoding="utf-8-sig").replace("drop", "relabel", 1))
+    with pytest.raises(DataError, match=r"relabel is for images of one class each.*keep or drop"):
+        open_data(str(tagged / "sizes.csv"), columns=TargetColumns(target="size"), apply=str(table))

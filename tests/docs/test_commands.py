@@ -32,7 +32,7 @@ from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.finetune import build_model
 from vitlab.training.job import suited_recipe
-from vitlab.training.ladder import ladder_or_scratch
+from vitlab.training.ladder_plan import ladder_or_scratch
 from vitlab.training.objectives import objective_class
 from vitlab.training.presets import find_recipe, split_arguments
 from vitlab.training.recipe import Recipe, with_settings

@@ -20,6 +20,7 @@ import vitlab
 import vitlab.cli.main
 from vitlab.training.autopick import choose, pick
 from vitlab.training.candidates import LEVELS, Facts, candidates, config_of, enough_passes, work
+from vitlab.training.clock import Clock as RunClock
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, fit
 from vitlab.training.measure import Speed
@@ -49,6 +50,7 @@ def machine(slowness: float = 1.0, spent: float = 5.0):
             evaluate=slowness * 2e-11 * effort + 1e-5,
             resize=slowness * 1e-5,
             params=500_000,
+            busy=1.0,
             spent=spent,
         )
 
@@ -368,8 +370,8 @@ def test_a_limit_that_is_not_reached_changes_nothing(tmp_path):
 def test_the_clock_goes_on_where_a_resumed_run_was_stopped(tmp_path):
     job = prepare(with_settings(Recipe(), ["run.minutes=2", "data.per_class=5"]), tmp_path)
     now = time.perf_counter()
-    assert not TimeLimit(job, now, before=0).near(now, evaluates=False)
-    assert TimeLimit(job, now, before=119).near(now, evaluates=False)
+    assert not TimeLimit(job, RunClock(now, 120)).near(now, evaluates=False)
+    assert TimeLimit(job, RunClock(now, 120, before=119)).near(now, evaluates=False)
 
 
 def test_time_limits_are_checked():

@@ -17,7 +17,7 @@ from sklearn.model_selection import cross_val_predict
 import vitlab
 from vitlab.errors import TrainingError, UsageError
 from vitlab.images.datasets import open_data
-from vitlab.training import ladder, uncertainty
+from vitlab.training import ladder_state, uncertainty
 from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier, knn_accuracy
 from vitlab.training.features import dataset_features
@@ -25,6 +25,7 @@ from vitlab.training.loop import Silent, Stopped
 from vitlab.training.presets import own_values
 from vitlab.training.probe import STRENGTHS, fit_probe
 from vitlab.training.recipe import Recipe, read_recipe, with_settings
+from vitlab.training.starting_points import Start
 
 SMALL = ["run.seed=1", "data.workers=0", "augment.randaugment=0", "augment.crop=none", "data.val_fraction=0.4"]
 SMALL += ["run.epochs=4", "data.batch_size=16"]
@@ -198,7 +199,7 @@ def test_a_recipe_file_reaches_every_rung(climbed, folder, tmp_path):
     mine.write_text('[data]\nbalance = "loss"\n[optim]\nclip = 0.5\n[run]\nepochs = 30\nladder = true\n')
     assert sorted(own_values(mine)) == ['data.balance="loss"', "optim.clip=0.5"]  # 30 epochs are usual
     run, _ = climbed
-    state = ladder.LadderState.read(run.folder)
+    state = ladder_state.LadderState.read(run.folder)
     again = with_settings(Recipe(), own_values(run.folder / "recipe.toml"))
     assert again == with_settings(Recipe(), [*state.settings, f"data.source={folder}"])
 
@@ -335,7 +336,7 @@ def test_more_labels_are_foreseen_where_the_error_falls_by_a_power():
 
 
 def test_the_state_of_a_ladder_is_read_as_it_was_written(tmp_path):
-    state = ladder.LadderState(["run.seed=1"], ladder.Start("hf-hub:a/b", "why", "mit", 3.5), ["x"], {"lora": "[run]"})
+    state = ladder_state.LadderState(["run.seed=1"], Start("hf-hub:a/b", "why", "mit", 3.5), ["x"], {"lora": "[run]"})
     state.write(tmp_path)
-    assert ladder.LadderState.read(tmp_path) == state
+    assert ladder_state.LadderState.read(tmp_path) == state
     assert json.loads((tmp_path / "ladder.json").read_text())["start"]["licence"] == "mit"

@@ -38,14 +38,16 @@ from vitlab.models.task import CLASSES, LabelTask, NumberTask
 from vitlab.serve.app import create_app
 from vitlab.serve.model_pool import ServedModel
 from vitlab.training import targets
-from vitlab.training.batches import BalancedDraw, Plan, TrainingBatch
+from vitlab.training.batches import BalancedDraw, ImageSet, Plan, TrainingBatch
+from vitlab.training.heat_maps import heat_maps
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.objectives import objective_class
 from vitlab.training.objectives.base import MicroStep
 from vitlab.training.probe import fit_probe
-from vitlab.training.recipe import from_tables
+from vitlab.training.recipe import Recipe, from_tables
 from vitlab.training.report.verdict import Evidence, verdict
+from vitlab.training.run_report import FinishedRun, label_answers
 from vitlab.training.runs import list_runs, main_table
 from vitlab.training.target_scores import LabelScores, NumberScores, best_thresholds, headline
 
@@ -515,3 +517,30 @@ def test_server_answers_with_labels_and_numbers(labels_run, number_run, folder):
     number = vitlab.predict(number_run.model, image)[0]
     assert answers["level"]["target"] == "level" and answers["level"]["scores"] == []
     assert answers["level"]["value"] == pytest.approx(number.value, rel=1e-5)
+
+
+def test_reports_of_labels_and_numbers_show_heat_maps_of_what_was_wrong(labels_run, number_run):
+    pages = [(run.folder / "report.html").read_text(encoding="utf-8") for run in (labels_run, number_run)]
+    for page, what in zip(pages, ("spoke for the label below it", "raised the number"), strict=True):
+        assert what in page and page.count(": heat map") >= 1
+    assert "map: " in pages[0] and "From the better half of the answers" in pages[1]
+
+
+def test_the_label_explained_is_the_one_that_is_most_wrong(labels_run, folder):
+    model = vitlab.load(labels_run.model)
+    data = open_data(str(folder / "tags.csv"), val_fraction=0.3)
+    images, truth = ImageSet(data.val, model.require_preprocess()), torch.from_numpy(data.val.labels).float()
+    n = len(truth)
+    outputs = 4 * torch.randn(n, 2, generator=torch.Generator().manual_seed(1))
+    scores = LabelScores(outputs, truth, torch.ones(n, dtype=torch.bool), 0.0, task=LabelTask(thresholds=(0.5, 0.5)))
+    run = FinishedRun(labels_run.folder, Recipe(), data, model, scores, images, labels_run.result)
+    answers = label_answers(run, scores)
+    for i in range(n):
+        wrong = {k: abs(float(outputs[i, k])) for k in (0, 1) if bool(outputs[i, k] > 0) != bool(truth[i, k])}
+        assert bool(answers.right[i]) == (not wrong)
+        if wrong:
+            k = max(wrong, key=lambda k: wrong[k])
+            assert int(answers.outputs[i]) == k
+            assert ("missed" if truth[i, k] else "wrongly given") in answers.remark(i)
+    heat = heat_maps(model, images.normalise(images.take(np.array([0]))[0]), [int(answers.outputs[0])])
+    assert heat[0].ndim == 3

@@ -29,10 +29,24 @@ class CheckOutput:
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page and table in FOLDER.")] = False
 
 
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Which column of a table is learned."""
+
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="COLUMN", help="Column of class names, in a table.")
+    ] = None
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="COLUMN", help="Column of several labels, or A,B of 0 and 1.")
+    ] = None
+    target: Annotated[str | None, typer.Option("--target", metavar="COLUMN", help="Column of numbers.")] = None
+
+
 def check(
     data: Data,
     source: SourceOptions,
     output: CheckOutput,
+    columns: ColumnOptions,
     model: Annotated[
         str, option("--model", "CHECKPOINT", "Whose features compare the images.", complete.checkpoints)
     ] = "auto",
@@ -51,6 +65,7 @@ def check(
     Writes a page that shows them, and a table to edit for vitlab train --apply.
     """
     from vitlab.data_check import check, new_folder
+    from vitlab.images.datasets import TargetColumns
 
     with following_downloads(), Meter("images") as meter:
         result = check(
@@ -59,6 +74,7 @@ def check(
             out=output.out or new_folder(data),
             overwrite=output.overwrite,
             apply=apply,
+            columns=TargetColumns(**vars(columns)),
             device=device,
             progress=meter.update,
             **vars(source),
@@ -77,6 +93,7 @@ def _show(result: CheckResult) -> None:
     print_tables(check_tables(result))
     say_notes(result.notes)
     console().print(f"\npage:  {result.page}\ntable: {result.table}")
-    if len(result.classes) > 1:
-        command = shlex.join(["vitlab", "train", result.source, "--apply", str(result.table)])
+    if len(result.classes) > 1 or (result.classes and result.kind != "class"):
+        column = [f"data.target={result.classes[0]}"] if result.kind == "number" else []
+        command = shlex.join(["vitlab", "train", result.source, *column, "--apply", str(result.table)])
         console().print(f"next:  edit its column action, then: {command}")

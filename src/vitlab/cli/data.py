@@ -30,7 +30,7 @@ def data(
     """
     from vitlab.training.data_summary import describe
     from vitlab.training.job import data_of, suited_recipe
-    from vitlab.training.ladder import tuning_recipe
+    from vitlab.training.ladder_plan import tuning_recipe
     from vitlab.training.presets import find_recipe, split_arguments
     from vitlab.training.preview import preview as make_preview
     from vitlab.training.recipe import with_settings, with_value

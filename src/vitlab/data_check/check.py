@@ -23,22 +23,24 @@ from vitlab.data_check.duplicates import Copies, find_copies
 from vitlab.data_check.outliers import find_outliers
 from vitlab.data_check.page import write_check
 from vitlab.data_check.reading import ImageContents, Joined, read_contents
-from vitlab.data_check.result import CheckMethod, CheckResult, odd_sizes
+from vitlab.data_check.result import CheckMethod, CheckResult, DoubtfulLabel, odd_sizes
 from vitlab.errors import DataError, UsageError
 from vitlab.export.loader import is_export
-from vitlab.images.datasets import SourceReading, first_few, open_splits
+from vitlab.images.datasets import SourceReading, TargetColumns, first_few, open_splits
 from vitlab.images.listing import ImageInfo
 from vitlab.images.sources.corrections import apply_corrections, path_in, read_corrections, source_folder
-from vitlab.images.sources.dataset import KIND_NAMES, Allow, Splits, subset, target_kind
+from vitlab.images.sources.dataset import Allow, Splits, label_text, subset, target_kind
 from vitlab.images.sources.folder import open_unlabelled
 from vitlab.inference import open_model
 from vitlab.models.base import Network
+from vitlab.models.task import LabelTask
 from vitlab.training.batches import ImageSet
 from vitlab.training.features import Count, FeatureSet, adding, dataset_features
 from vitlab.training.label_issues import FEWEST, find_label_issues
 from vitlab.training.probe import fit_probe
 from vitlab.training.processes import pick_device
 from vitlab.training.starting_points import BUNDLED, Need, find_start
+from vitlab.training.targets import fit_target_probe
 from vitlab.training.train import run_name
 from vitlab.training.unreadable import none_readable
 
@@ -63,6 +65,7 @@ def check(
     out: str | PathLike[str] | None = None,
     overwrite: bool = False,
     apply: str | PathLike[str] | None = None,
+    columns: TargetColumns | None = None,
     device: str | None = None,
     progress: Count | None = None,
     **source: Unpack[SourceSettings],
@@ -72,11 +75,13 @@ def check(
     `data`: a folder of images, with or without class folders and splits, or any data source. `model`: whose features
     are compared; auto: that which vitlab.train would start from. `out`: a folder for the page and the table of
     corrections; one that it holds already is only replaced with `overwrite`. `apply`: check the data as corrected; the
-    new table has these corrections too.
+    new table has these corrections too. `columns`: of a table, which one to learn (images.datasets.TargetColumns).
+
+    Where images have several labels, each label is examined by itself. Numbers are not examined, only the images.
     """
     began, name = time.perf_counter(), fspath(data)
     place = None if out is None else _check_place(Path(out), overwrite)
-    splits = _open(name, source)
+    splits = _open(name, source, columns or TargetColumns())
     folder, applied = source_folder(name), []
     if apply is not None:
         corrections = Path(apply).expanduser()
@@ -91,6 +96,7 @@ def check(
     infos = [_info(joined, i, folder) for i in range(len(joined))]
     result = CheckResult(run_name(name), name, splits.classes, infos, CheckMethod(chosen, why), contents.unreadable)
     result.notes, result.applied = list(splits.notes), applied
+    result.kind = target_kind(joined.labels)
     _look_at_sizes(result, contents)
     copies = _look_for_copies(result, contents, features, progress)
     _look_at_classes(result, joined)
@@ -123,25 +129,23 @@ def _check_place(folder: Path, overwrite: bool) -> Path:
     return folder
 
 
-def _open(name: str, source: SourceSettings) -> Splits:
+def _open(name: str, source: SourceSettings, columns: TargetColumns) -> Splits:
     """The splits; those of a folder without classes, or with one, are images without labels."""
     allow = Allow(cut=source.get("allow_cut", False), outside=source.get("allow_outside", False))
     try:
-        splits = open_splits(name, SourceReading(allow=allow), path=source.get("path"))[1]
+        splits = open_splits(name, SourceReading(columns=columns, allow=allow), path=source.get("path"))[1]
     except DataError:
         folder = Path(name).expanduser()
         splits = open_unlabelled(folder) if folder.is_dir() else None
         if splits is None:
             raise
-    if splits.classes and (kind := target_kind(splits.train.labels)) != "class":
-        raise UsageError(f"{name} has {KIND_NAMES[kind]}: vitlab check examines images of one class each, or a folder.")
     if splits.train.stored is not None:
         raise UsageError(f"{name} holds {splits.train.stored}: vitlab check looks at photos.")
     return splits
 
 
 def _info(joined: Joined, index: int, folder: Path | None) -> ImageInfo:
-    label = joined.classes[int(joined.labels[index])] if joined.classes else None
+    label = label_text(joined, index) if joined.classes else None
     return ImageInfo(path_in(joined.name_of(index), folder), joined.split_of(index), label)
 
 
@@ -188,6 +192,8 @@ def _look_for_copies(
     result.leaks, result.duplicates = copies.leaks(splits), copies.within(splits)
     if result.classes:
         result.conflicts = copies.conflicts([info.label for info in result.images])
+        if result.kind == "number":  # of two crops of a photo it may differ
+            result.conflicts = [copy for copy in result.conflicts if copy.kind != "near"]
     if copies.threshold > 1:
         result.notes.append("the images are too alike to tell near copies apart: only exact copies are listed.")
     if "val" not in splits and result.duplicates:
@@ -196,14 +202,22 @@ def _look_for_copies(
 
 
 def _look_at_classes(result: CheckResult, joined: Joined) -> None:
-    if not result.classes:
+    if not result.classes or result.kind == "number":
         return
     for split, dataset in zip(joined.names, joined.datasets, strict=True):
-        result.counts[split] = np.bincount(dataset.labels, minlength=len(result.classes)).tolist()
+        several = result.kind == "labels"
+        counts = dataset.labels.sum(axis=0) if several else np.bincount(dataset.labels, minlength=len(result.classes))
+        result.counts[split] = counts.tolist()
 
 
 def _look_at_labels(result: CheckResult, features: FeatureSet, copies: Copies) -> None:
     """Over all splits together: wrong labels in val and test make every result wrong."""
+    if result.kind == "number":
+        result.notes.append("numbers are not examined: whether one is wrong is not checked, only the images are.")
+        return
+    if result.kind == "labels":
+        _look_at_each_label(result, features, copies)
+        return
     labels = features.labels.numpy()
     counts = np.bincount(labels, minlength=max(len(result.classes), 1))
     judged = counts >= FEWEST
@@ -225,15 +239,45 @@ def _look_at_labels(result: CheckResult, features: FeatureSet, copies: Copies) -
     if issues.estimated <= PLAUSIBLE:
         result.wrong_labels = issues.estimated
     else:
-        result.notes.append(
-            f"by the features of {result.method.model}, {issues.estimated:.0%} of the labels look wrong: they tell "
-            "these classes apart poorly, and many of the suspects are right. Name a stronger --model."
-        )
+        result.notes.append(_too_weak(result, issues.estimated))
+
+
+def _too_weak(result: CheckResult, share: float) -> str:
+    return (
+        f"by the features of {result.method.model}, {share:.0%} of the labels look wrong: they tell "
+        "these classes apart poorly, and many of the suspects are right. Name a stronger --model."
+    )
+
+
+def _look_at_each_label(result: CheckResult, features: FeatureSet, copies: Copies) -> None:
+    """Each label by itself: an image has it or not, and a probe that has not seen the image says which is likelier."""
+    truth, groups = features.labels.numpy() > 0, copies.groups[features.indices]  # (n, K), (n,)
+    has = truth.sum(axis=0)
+    judged = np.minimum(has, len(truth) - has) >= FEWEST
+    if few := [result.classes[k] for k in np.flatnonzero(~judged)]:
+        result.notes.append(f"labels that fewer than {FEWEST} images have, or lack, are not checked: {first_few(few)}.")
+    if not judged.any() or len(np.unique(groups)) < 2:
+        return
+    probe = fit_target_probe(features.vectors, features.labels, LabelTask(), groups=groups)
+    chances = probe.held_out.sigmoid().numpy()  # (n, K)
+    suspects, wrong = [], 0.0
+    for k in np.flatnonzero(judged):
+        issues = find_label_issues(np.stack([1 - chances[:, k], chances[:, k]], axis=1), truth[:, k].astype(np.int64))
+        wrong += issues.estimated * len(truth)
+        for s in issues.suspects:
+            image = int(features.indices[s.image])
+            suspects.append(DoubtfulLabel(image, int(k), bool(s.given), s.confidence, s.margin))
+    result.doubtful = sorted(suspects, key=lambda s: s.margin)
+    share = wrong / (len(truth) * judged.sum())
+    if share <= PLAUSIBLE:
+        result.wrong_labels = share
+    else:
+        result.notes.append(_too_weak(result, share))
 
 
 def _look_for_outliers(result: CheckResult, features: FeatureSet, copies: Copies) -> None:
-    """Among images of which there is one: a copy is no evidence that an image is usual."""
+    """Among images of which there is one: a copy is no evidence that an image is usual. Without classes, among all."""
     first = np.flatnonzero(copies.groups[features.indices] == features.indices)
-    labels = features.labels.numpy()[first]
+    labels = features.labels.numpy()[first] if result.kind == "class" else np.zeros(len(first), dtype=np.int64)
     outliers = find_outliers(features.vectors[first], labels)
     result.outliers = [replace(o, image=int(features.indices[first[o.image]])) for o in outliers]

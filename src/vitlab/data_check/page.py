@@ -13,13 +13,39 @@ from vitlab.data_check.duplicates import Copy
 from vitlab.data_check.result import IMBALANCE, CheckResult, shown_kind
 from vitlab.errors import ImageError
 from vitlab.images.sources.corrections import corrections_text
-from vitlab.images.sources.dataset import Dataset
+from vitlab.images.sources.dataset import Dataset, TargetKind
 from vitlab.training.report.html import both, data_url, duration, escaped, name_html, percent
 from vitlab.training.report.page import html_document
 
 PAIRS, SINGLES = 30, 48  # images of a section; the table lists all
 THUMBNAIL = 176  # pixels
 NO_LABELS = both("no labels", "没有标签")
+UNLIKE = {
+    True: ("Unlike their class", "离群图片"),
+    False: ("Unlike the others", "离群图片"),
+}  # by whether there are classes
+EDIT = {
+    True: both(
+        "Look at the images below, and edit the column <b>action</b>: keep, drop, or relabel (to suggested_label).",
+        "看下面的图片，修改 <b>action</b> 一列：keep（保留）、drop（去掉）或 relabel（改成 suggested_label）。",
+    ),
+    False: both(
+        "Look at the images below, and edit the column <b>action</b>: keep or drop. Labels and numbers are corrected "
+        "in the table of the data itself.",
+        "看下面的图片，修改 <b>action</b> 一列：keep（保留）或 drop（去掉）。标签和数值请在数据自己的表格里改正。",
+    ),
+}
+LABELS_BY: dict[TargetKind, tuple[str, str]] = {
+    "class": (
+        "confident learning (arXiv:1911.00068) on a linear probe, in five folds",
+        "置信学习（arXiv:1911.00068），线性探测，五折",
+    ),
+    "labels": (
+        "confident learning (arXiv:1911.00068) for each label by itself, on a linear probe, in five folds",
+        "置信学习（arXiv:1911.00068），逐个标签，线性探测，五折",
+    ),
+    "number": ("not looked for: numbers are not examined", "未查找：不检查数值"),
+}
 
 
 def write_check(result: CheckResult, data: Dataset, page: Path, table: Path) -> None:
@@ -66,14 +92,14 @@ class _Page:
     def header(self) -> str:
         r = self.result
         about = [f"{split} {count:,}" for split, count in r.splits.items()]
-        about.append(both(f"{len(r.classes)} classes", f"{len(r.classes)} 个类别") if r.classes else NO_LABELS)
+        about.append(_labels_of(r))
         tiles = [
             _tile("In two splits", "跨划分重复", len(r.leaks), "bad"),
             _tile("Copies, other label", "同图异标", len(r.conflicts), "bad"),
             _tile("Unreadable", "无法读取", len(r.unreadable), "bad"),
-            _tile("Likely wrong labels", "可疑标签", len(r.suspects), "doubt"),
+            _tile("Likely wrong labels", "可疑标签", len(r.suspects) + len(r.doubtful), "doubt"),
             _tile("Copies in a split", "划分内重复", len(r.duplicates), "doubt"),
-            _tile("Unlike their class", "离群图片", len(r.outliers), "doubt"),
+            _tile(*UNLIKE[r.kind == "class"], len(r.outliers), "doubt"),
             _tile("Odd images", "异常图片", len({*r.tiny, *r.extreme, *r.blank}), "doubt"),
         ]
         images = both(f"{len(r.images):,} images", f"{len(r.images):,} 张图片")
@@ -95,11 +121,7 @@ class _Page:
         again = f"vitlab check {source} --apply {table}"
         steps = [
             both(english, f"表格列出 {len(rows):,} 张有问题的图片，其中 {drop:,} 张已标为 drop。"),
-            both(
-                "Look at the images below, and edit the column <b>action</b>: keep, drop, or relabel (to "
-                "suggested_label).",
-                "看下面的图片，修改 <b>action</b> 一列：keep（保留）、drop（去掉）或 relabel（改成 suggested_label）。",
-            ),
+            EDIT[r.kind == "class"],
             f"{both('Train with the corrections:', '按更正后的数据训练：')} <code>{escaped(train)}</code>",
             f"{both('Check what is left:', '再检查一遍：')} <code>{escaped(again)}</code>",
         ]
@@ -147,6 +169,8 @@ class _Page:
 
     def suspects(self) -> str:
         r = self.result
+        if r.kind == "labels":
+            return self.doubtful()
         figures = []
         for s in r.suspects[:SINGLES]:
             given, suggested = name_html(r.classes[s.given]), name_html(r.classes[s.suggested])
@@ -163,6 +187,27 @@ class _Page:
         content = _gallery(figures) + _more(r.suspects, SINGLES)
         return _section("Likely wrong labels", "可疑标签", caption, content, len(r.suspects))
 
+    def doubtful(self) -> str:
+        r = self.result
+        figures = []
+        for d in r.doubtful[:SINGLES]:
+            name, given = name_html(r.classes[d.label]), name_html(r.images[d.image].label or "")
+            doubt = (f"likely lacks {name}", f"可能漏标 {name}")
+            if d.given:
+                doubt = (f"likely not {name}", f"可能不是 {name}")
+            figures.append(self.figure(d.image, f"{given} → <b>{both(*doubt)}</b> · {percent(d.confidence)}"))
+        share = chinese = ""
+        if r.wrong_labels is not None:
+            share = f" About {percent(r.wrong_labels)} of all answers, label by label, may be wrong."
+            chinese = f"逐个标签计，约 {percent(r.wrong_labels)} 可能有误。"
+        caption = both(
+            "Each label by itself: the labels of the image → what a probe that has not seen it says of one, and "
+            f"how sure it is; the surest first.{share}",
+            f"逐个标签检查：图片的标签 → 未见过该图的线性探测对其中一个标签的判断及其把握，把握最大的在前。{chinese}",
+        )
+        content = _gallery(figures) + _more(r.doubtful, SINGLES)
+        return _section("Likely wrong labels", "可疑标签", caption, content, len(r.doubtful))
+
     def duplicates(self) -> str:
         caption = both(
             "Copies within one split. Of exact ones all but the first are marked drop; without val, of near ones too.",
@@ -178,11 +223,16 @@ class _Page:
             for o in r.outliers[:SINGLES]
         ]
         caption = both(
-            "Far from the nearest others of their class, in robust standard deviations. Rare is not wrong: look.",
-            "与同类图片相距最远（以稳健标准差计）。少见不等于有错，请看一看。",
+            "Far from the nearest others, in robust standard deviations. Rare is not wrong: look.",
+            "与其他图片相距最远（以稳健标准差计）。少见不等于有错，请看一看。",
         )
+        if r.kind == "class":
+            caption = both(
+                "Far from the nearest others of their class, in robust standard deviations. Rare is not wrong: look.",
+                "与同类图片相距最远（以稳健标准差计）。少见不等于有错，请看一看。",
+            )
         content = _gallery(figures) + _more(r.outliers, SINGLES)
-        return _section("Unlike their class", "离群图片", caption, content, len(r.outliers))
+        return _section(*UNLIKE[r.kind == "class"], caption, content, len(r.outliers))
 
     def odd(self) -> str:
         r = self.result
@@ -207,6 +257,8 @@ class _Page:
         wrong: dict[str, int] = {}
         for suspect in r.suspects:
             wrong[r.classes[suspect.given]] = wrong.get(r.classes[suspect.given], 0) + 1
+        for doubtful in r.doubtful:
+            wrong[r.classes[doubtful.label]] = wrong.get(r.classes[doubtful.label], 0) + 1
         most = max((max(counts) for counts in r.counts.values()), default=1)
         head = "".join(f'<th class="n">{split}</th>' for split in r.counts)
         rows = []
@@ -221,16 +273,21 @@ class _Page:
         if ratio is not None:
             english = f"The largest class of train has {ratio:.1f} times the images of the smallest."
             chinese = f"训练集中最大的类是最小的 {ratio:.1f} 倍。"
-            if ratio >= IMBALANCE:
+            if r.kind == "labels":
+                english = f"The most frequent label of train has {ratio:.1f} times the images of the rarest."
+                chinese = f"训练集中最常见的标签的图片数是最少见的 {ratio:.1f} 倍。"
+            if ratio >= IMBALANCE and r.kind == "class":
                 english += " Accuracy will hide how the small ones do: read it class by class."
                 chinese += "总准确率会掩盖小类的表现：请逐类查看。"
             verdict = both(english, chinese)
+        kind = both("class", "类别") if r.kind == "class" else both("label", "标签")
         table = (
-            f'<table class="classes"><thead><tr><th>{both("class", "类别")}</th>{head}'
+            f'<table class="classes"><thead><tr><th>{kind}</th>{head}'
             f'<th class="n">{both("likely wrong", "可疑标签")}</th></tr></thead>'
             f"<tbody>{''.join(rows)}</tbody></table>"
         )
-        return _section("Classes", "各类图片数", verdict, f'<div class="wide tall">{table}</div>', None)
+        title = ("Classes", "各类图片数") if r.kind == "class" else ("Labels", "各标签图片数")
+        return _section(*title, verdict, f'<div class="wide tall">{table}</div>', None)
 
     def method(self) -> str:
         r, m = self.result, self.result.method
@@ -245,13 +302,10 @@ class _Page:
                 f"{near[0].format(threshold)}; also crops of 79 % or more of the sides, and mirror images",
                 f"{near[1].format(threshold)}；也包括保留边长 79 % 以上的裁剪和镜像",
             ),
-            ("likely wrong labels", "可疑标签"): (
-                "confident learning (arXiv:1911.00068) on a linear probe, in five folds",
-                "置信学习（arXiv:1911.00068），线性探测，五折",
-            ),
-            ("unlike their class", "离群图片"): (
-                "mean cosine distance to the five nearest of the class",
-                "与同类中最近的五张图片的平均余弦距离",
+            ("likely wrong labels", "可疑标签"): LABELS_BY[r.kind],
+            ("unlike the others", "离群图片"): (
+                f"mean cosine distance to the five nearest{' of the class' if r.kind == 'class' else ''}",
+                f"与{'同类中' if r.kind == 'class' else ''}最近的五张图片的平均余弦距离",
             ),
             ("time", "用时"): (duration(m.seconds),) * 2,
         }
@@ -294,6 +348,15 @@ class _Page:
             path = escaped(self.result.images[image].path)
             self.urls[image] = f'<img{small} alt="{path}" src="{data_url(pixels, THUMBNAIL)}" />'
         return self.urls[image]
+
+
+def _labels_of(r: CheckResult) -> str:
+    n = len(r.classes)
+    if not n:
+        return NO_LABELS
+    if r.kind == "number":
+        return both("a number for each image", "每张图片一个数值")
+    return both(f"{n} classes", f"{n} 个类别") if r.kind == "class" else both(f"{n} labels", f"{n} 种标签")
 
 
 def _how_alike(copy: Copy) -> str:

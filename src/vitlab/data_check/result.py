@@ -12,6 +12,7 @@ from vitlab.data_check.duplicates import Copy
 from vitlab.data_check.outliers import OutlierImage
 from vitlab.images.listing import ImageInfo
 from vitlab.images.sources.corrections import Correction
+from vitlab.images.sources.dataset import TargetKind
 from vitlab.training.label_issues import LabelSuspect
 
 IMBALANCE = 10.0  # times as many images in the largest class as in the smallest: worth saying
@@ -25,6 +26,17 @@ class CheckMethod:
     why: str  # this model
     copy_threshold: float = 1.0  # correlation of details from which images are near copies; above 1: none can be told
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class DoubtfulLabel:
+    """One of several labels that an image likely has, or lacks, by mistake."""
+
+    image: int
+    label: int
+    given: bool  # whether the image has it now
+    confidence: float  # probability that the opposite holds
+    margin: float  # probability of what is given, less that of the opposite; from -1
 
 
 @dataclass
@@ -44,11 +56,13 @@ class CheckResult:
     duplicates: list[Copy] = field(default_factory=list)  # within a split
     conflicts: list[Copy] = field(default_factory=list)  # copies with different labels
     suspects: list[LabelSuspect] = field(default_factory=list)  # the worst first
+    doubtful: list[DoubtfulLabel] = field(default_factory=list)  # where images have several labels; the worst first
     wrong_labels: float | None = None  # estimated share of wrong labels; None: not estimated
     outliers: list[OutlierImage] = field(default_factory=list)  # the farthest first
     counts: dict[str, list[int]] = field(default_factory=dict)  # split -> images of each class
     notes: list[str] = field(default_factory=list)
     applied: list[Correction] = field(default_factory=list)  # drop and relabel, with which the data were checked
+    kind: TargetKind = "class"  # what the labels are
     page: Path | None = None
     table: Path | None = None
 
@@ -90,11 +104,14 @@ class CheckResult:
                 add(image, f"copy with another label: {self._path(other)} is {self.images[other].label}")
         for suspect in self.suspects:
             add(suspect.image, f"likely wrong label ({suspect.confidence:.2f})")
+        for doubtful in self.doubtful:
+            add(doubtful.image, f"{self.doubt(doubtful)} ({doubtful.confidence:.2f})")
         for copy in self.duplicates:
             add(copy.image, f"copy of {self._path(copy.of)} ({shown_kind(copy)})")
             add(copy.of, "has copies")
         for outlier in self.outliers:
-            add(outlier.image, f"unlike its class ({outlier.deviation:.1f} deviations)")
+            usual = "its class" if self.kind == "class" else "the others"
+            add(outlier.image, f"unlike {usual} ({outlier.deviation:.1f} deviations)")
         for image, (height, width) in self.tiny.items():
             add(image, f"tiny ({width} x {height})")
         for image, (height, width) in self.extreme.items():
@@ -102,6 +119,9 @@ class CheckResult:
         for image in self.blank:
             add(image, "blank")
         return problems
+
+    def doubt(self, doubtful: DoubtfulLabel) -> str:
+        return f"likely {'not' if doubtful.given else 'lacks'} {self.classes[doubtful.label]}"
 
     def corrections(self) -> list[Correction]:
         """A line for every image with a problem. Actions are proposed only where nothing has to be judged:
@@ -135,6 +155,7 @@ class CheckResult:
             "page": None if self.page is None else str(self.page),
             "table": None if self.table is None else str(self.table),
             "images": self.splits,
+            "kind": self.kind,
             "classes": self.classes,
             "model": m.model,
             "copy_threshold": m.copy_threshold,
@@ -152,6 +173,16 @@ class CheckResult:
                     "margin": s.margin,
                 }
                 for s in self.suspects
+            ],
+            "doubtful_labels": [
+                self._about(d.image)
+                | {
+                    "doubtful": self.classes[d.label],
+                    "given": d.given,
+                    "confidence": d.confidence,
+                    "margin": d.margin,
+                }
+                for d in self.doubtful
             ],
             "duplicates": [self._pair(copy) for copy in self.duplicates],
             "outliers": [

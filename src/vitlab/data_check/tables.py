@@ -13,9 +13,17 @@ SHOWN = 5  # of each kind of problem
 def check_tables(result: CheckResult) -> list[Table]:
     """What makes results wrong first; last how many there are of each other kind."""
     splits = ", ".join(f"{split} {count(n)}" for split, n in result.splits.items())
-    classes = f"{len(result.classes) or 'no'} classes"
+    classes = f"{len(result.classes) or 'no'} {'classes' if result.kind == 'class' else 'labels'}"
+    if result.kind == "number":
+        classes = f"a number for each image ({result.classes[0]})"
     heading = f"{result.name}: {count(len(result.images))} images ({splits}), {classes}"
-    return [Table([], [], heading=[heading]), *_serious(result), *_suspects(result), _counts(result)]
+    return [
+        Table([], [], heading=[heading]),
+        *_serious(result),
+        *_suspects(result),
+        *_doubtful(result),
+        _counts(result),
+    ]
 
 
 def _serious(result: CheckResult) -> list[Table]:
@@ -47,17 +55,31 @@ def _suspects(result: CheckResult) -> list[Table]:
     return [Table(titles, rows, ("confidence",), [heading], notes=_rest(result.suspects))]
 
 
+def _doubtful(result: CheckResult) -> list[Table]:
+    if not result.doubtful:
+        return []
+    about = "" if result.wrong_labels is None else f" (about {result.wrong_labels:.1%} may be wrong)"
+    rows = []
+    for d in result.doubtful[:SHOWN]:
+        info = result.images[d.image]
+        rows.append([info.path, info.label or "", result.doubt(d), f"{d.confidence:.2f}"])
+    heading = f"likely wrong labels, each by itself: {count(len(result.doubtful))}{about}"
+    titles = ["image", "labels", "doubt", "confidence"]
+    return [Table(titles, rows, ("confidence",), [heading], notes=_rest(result.doubtful))]
+
+
 def _counts(result: CheckResult) -> Table:
     problems = {
         "copies within a split": result.duplicates,
-        "unlike their class": result.outliers,
+        f"unlike {'their class' if result.kind == 'class' else 'the others'}": result.outliers,
         "tiny": result.tiny,
         "extreme shape": result.extreme,
         "blank": result.blank,
     }
     rows = [[title, count(len(images))] for title, images in problems.items()]
     if result.imbalance is not None:
-        rows.append(["largest class", f"{result.imbalance:.1f} times the smallest"])
+        largest = "largest class" if result.kind == "class" else "most frequent label"
+        rows.append([largest, f"{result.imbalance:.1f} times the smallest"])
     return Table(["", ""], [*rows, ["features", result.method.model]])
 
 

@@ -13,6 +13,7 @@ from vitlab.images.datasets import Dataset
 from vitlab.models.base import Card, Network
 from vitlab.training import targets
 from vitlab.training.batches import ImageSet
+from vitlab.training.clock import Clock
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob
 from vitlab.training.objectives.base import AnyScores
@@ -21,13 +22,14 @@ from vitlab.training.run_report import FinishedRun, write_run_report
 from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.state import Progress, explain_failed_save, save_best
 from vitlab.training.target_scores import LabelScores, TargetScores
+from vitlab.training.timelimit import report_deadline
 from vitlab.training.uncertainty import accuracy, majority
 from vitlab.training.unreadable import note_skipped
 
 ANSWERS = "answers.safetensors"
 
 
-def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str, Any]:
+def finish(job: TrainingJob, progress: Progress, log: RunLog | None, clock: Clock) -> dict[str, Any]:
     """Evaluate the best model on the test split, once; write result.json and the report."""
     split = "test" if job.data.test is not None else "val"
     best, scores, result = _evaluate_best(job, progress, log, split)
@@ -41,13 +43,13 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
         image_set = ImageSet(_split(job, split), best.require_preprocess())
         taught = job.recipe if job.recipe.objective.name == "supervised" else None
         parts = (job.run, job.recipe, job.data, best, scores, image_set, result)
-        write_run_report(FinishedRun(*parts, trained_by=taught))
+        write_run_report(FinishedRun(*parts, trained_by=taught, deadline=report_deadline(clock)))
     progress.finished = True
     job.save(progress)
     return result
 
 
-def finish_rung(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str, Any]:
+def finish_rung(job: TrainingJob, progress: Progress, log: RunLog | None, clock: Clock) -> dict[str, Any]:
     """The end of a run that is part of a larger one: its answers to the validation split; test stays unseen."""
     _, scores, result = _evaluate_best(job, progress, log, "val")
     assert not isinstance(scores, Retrieval)

@@ -19,8 +19,8 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,167 +32,45 @@ from torch import Tensor
 
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
-from vitlab.errors import TrainingError, UsageError
-from vitlab.images.datasets import Data, Dataset, subset
+from vitlab.errors import TrainingError
+from vitlab.images.datasets import Dataset, subset
 from vitlab.images.randomness import torch_seed
 from vitlab.images.sources.splits import few_labels, strata
 from vitlab.models.base import Network
 from vitlab.models.task import LabelTask
 from vitlab.parsing import parse_toml
 from vitlab.training import processes, run_lock, targets
-from vitlab.training.autopick import choose, inspect_data
+from vitlab.training.autopick import inspect_data
 from vitlab.training.batches import ImageSet, label_tensor
-from vitlab.training.candidates import (
-    LEVELS,
-    draft,
-    enough_passes,
-    estimate,
-    given_keys,
-    level_for,
-    longest,
-    scheduled,
-)
+from vitlab.training.candidates import LEVELS, draft, given_keys
+from vitlab.training.clock import Clock, Deadline, Late
 from vitlab.training.evaluate import Scores, evaluate_classifier, knn_scores
-from vitlab.training.features import FeatureSet, adding, dataset_features, missing_share
+from vitlab.training.features import FeatureSet, adding, dataset_features
 from vitlab.training.finetune import build_classifier, fit_pixels, for_pixels
 from vitlab.training.finish import ANSWERS, card_metrics, certainty, finish_rung, trained_card, write_result
 from vitlab.training.job import MODEL, OBJECTIVE_FOR, open_once
 from vitlab.training.labels import differing
+from vitlab.training.ladder_plan import Planner, RungPlan, own_settings
+from vitlab.training.ladder_state import RUNGS, LadderState
 from vitlab.training.loop import Beginning, Show, check_resume, fit_part
-from vitlab.training.measure import SpeedMeter
 from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.probe import Probe, fit_probe
-from vitlab.training.recipe import (
-    AUTO,
-    ModelRecipe,
-    Recipe,
-    from_tables,
-    setting,
-    single_run,
-    to_toml,
-    with_settings,
-)
+from vitlab.training.recipe import AUTO, ModelRecipe, Recipe, from_tables, setting, to_toml, with_settings
 from vitlab.training.report.html import duration
-from vitlab.training.run_report import FORWARD_PASSES, FinishedRun, HeldOut, write_run_report
-from vitlab.training.runlog import RunLog, from_json, read_log, to_json
+from vitlab.training.run_report import FinishedRun, HeldOut, write_run_report
+from vitlab.training.rungs import Rung
+from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.runs import RESULT, read_result
 from vitlab.training.starting_points import BUNDLED, Need, Start, find_start
 from vitlab.training.state import BEST, replace_folder, save_best
 from vitlab.training.target_scores import TargetScores, best_thresholds, headline, task_scores
-from vitlab.training.timelimit import wrap_up_seconds
-from vitlab.training.uncertainty import LearningCurve, accuracy, beats, learning_curve
+from vitlab.training.timelimit import report_deadline
+from vitlab.training.uncertainty import LearningCurve, learning_curve
 from vitlab.training.unreadable import check_skipped
 
-PLAN, RUNGS = "ladder.json", "rungs"
-SHARE = 0.92  # of the time left that is planned for; a run that gets slower still ends in time
-FEATURES = 0.5  # of the time that running the encoder over the images may take
 USED = 0.8  # of the time; a run that uses less says why
-ENOUGH = 3  # passes of LoRA that leave the rest of the time to the whole network
-TIMED = 8  # images that the encoder is timed with
+CURVE = 0.5  # of the time that the linear probe took: the learning curve's fits are fewer
 RANK = 8
-OWN = {"model.init_from", "model.name", "run.ladder", "run.dir", "run.minutes"}  # settings of the run as a whole
-
-
-@dataclass
-class Clock:
-    """Seconds of a run; earlier parts of it took `before`."""
-
-    since: float
-    limit: float = math.inf
-    before: float = 0.0
-
-    @property
-    def gone(self) -> float:
-        return time.perf_counter() - self.since + self.before
-
-    @property
-    def left(self) -> float:
-        return self.limit - self.gone
-
-
-@dataclass
-class LadderState:
-    """ladder.json: all that a resumed run must not decide again."""
-
-    settings: list[str]
-    start: Start | None = None
-    classes: list[str] | None = None
-    share: float | None = None  # of the images that the time allows for; None: not decided yet
-    plans: dict[str, str] = field(default_factory=dict)  # rung -> its recipe as TOML; empty: left out
-    left_out: list[dict[str, Any]] = field(default_factory=list)  # rungs: name, title, why, for_time
-    changes: list[str] = field(default_factory=list)  # settings that came with --resume --changed
-    seconds: float = 0.0
-    saved: float = 0.0  # when this was written, in seconds since 1970
-    finished: bool = False
-
-    def write(self, run: Path) -> None:
-        self.saved = time.time()
-        native.write_text(run / PLAN, to_json(asdict(self)))
-
-    def seconds_until_killed(self, run: Path) -> float:
-        """Seconds of a run that was killed, by its logs, if they go on after this was written."""
-        logs = [run, *(run / RUNGS).glob("*")]
-        times = [line["time"] for log in logs for line in read_log(log)[-1:] if "time" in line]
-        return self.seconds + max(0.0, max(times, default=0.0) - self.saved)
-
-    @classmethod
-    def read(cls, run: Path) -> LadderState:
-        try:
-            values = from_json((run / PLAN).read_bytes())
-            start = values.pop("start")
-            return cls(**values, start=None if start is None else Start(**start))
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            raise TrainingError(
-                f"{run / PLAN}: is missing or damaged ({error}). Start a new run: run.dir={run}-again"
-            ) from None
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A model of the ladder and its answers to the validation images."""
-
-    name: str
-    title: str
-    right: Tensor  # (n,) bool
-    seconds: float
-    checkpoint: Path | None = None  # k-NN has none: its classifier is the training set
-    result: dict[str, Any] = field(default_factory=dict)  # of a training run
-    scores: TargetScores | None = None  # where labels or a number are learned, which `right` says little of
-    groups: np.ndarray | None = None  # data.group of the images in `right`, or in `scores`
-
-    def beats(self, other: Rung) -> bool:
-        if self.scores is not None and other.scores is not None:
-            return targets.beats(self.scores, other.scores, self.groups)
-        return beats(self.right, other.right, self.groups)
-
-    @property
-    def figure(self) -> str:
-        if self.scores is None:
-            return str(accuracy(self.right, self.groups))
-        return headline({**self.scores.numbers(), **self.certainty})
-
-    @cached_property
-    def certainty(self) -> dict[str, Any]:
-        """The 95 % interval of the figure, and the images behind it."""
-        if self.scores is not None:
-            return {"interval": list(targets.interval(self.scores, self.groups)), "images": int(self.scores.read.sum())}
-        measured = accuracy(self.right, self.groups)
-        return {"interval": [measured.low, measured.high], "images": measured.images}
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The figure that rungs are compared by, with its name."""
-        return {"top1": self.accuracy} if self.scores is None else {self.scores.metric.lower(): self.scores.value}
-
-    @property
-    def accuracy(self) -> float:
-        return float(self.right.float().mean())
-
-    def to_dict(self, kept: bool) -> dict[str, Any]:
-        """As result.json holds it."""
-        figures = {f"val_{name}": value for name, value in self.numbers.items()}
-        about = {"name": self.name, "title": self.title, **figures, **self.certainty}
-        return {**about, "seconds": self.seconds, "kept": kept}
 
 
 def climb(
@@ -241,38 +119,6 @@ def climb(
         processes.stop()
 
 
-def ladder_or_scratch(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Who names a model and no weights wants that model from scratch; the ladder needs weights to start from."""
-    given = given_keys(settings)
-    if recipe.model.init_from == AUTO and "model.name" in given and "model.init_from" not in given:
-        recipe = replace(recipe, model=replace(recipe.model, init_from=None))
-    if recipe.model.init_from == AUTO and not recipe.run.ladder:
-        raise UsageError("model.init_from=auto is part of run.ladder=true: name a checkpoint, or none.")
-    return recipe if recipe.model.init_from else single_run(recipe)
-
-
-def tuning_recipe(recipe: Recipe, data: Data, settings: Sequence[str]) -> Recipe:
-    """How the ladder trains the whole network, or `recipe` itself where it does not climb: for a preview."""
-    recipe = ladder_or_scratch(recipe, settings)
-    if not recipe.run.ladder:
-        return recipe
-    who = processes.start(recipe.run.device)
-    name = recipe.model.init_from
-    if name == AUTO:
-        name = find_start(Need(len(data.train) + len(data.val), None, who.device.type)).name
-    model = replace(recipe.model, init_from=name)
-    if name is None:
-        return replace(recipe, model=model)
-    facts = inspect_data(data, recipe.data.source, who)[0]
-    tuning = draft(facts, model, level_for(enough_passes(facts, tuned=True)), own_settings(settings))
-    return replace(tuning, objective=recipe.objective)
-
-
-def own_settings(settings: Sequence[str]) -> list[str]:
-    """What a user set of the training runs, without what concerns the ladder as a whole."""
-    return [text for text in settings if text.partition("=")[0].strip() not in OWN]
-
-
 class Ladder:
     def __init__(self, recipe: Recipe, run: Path, state: LadderState, show: Show, since: float):
         self.recipe, self.run, self.state, self.show = recipe, run, state, show
@@ -288,10 +134,11 @@ class Ladder:
                 f"{run} was begun on other classes than {self.data.name} has now: {both}. Put them back as they were, "
                 "or start a new run."
             )
-        self.facts, self.read_seconds = inspect_data(self.data, recipe.data.source, self.who)
-        self.settings = own_settings(self.state.settings)
+        settings = own_settings(self.state.settings)
         if recipe.objective.name != DEFAULT:  # recognised from the data, and part of every rung's recipe
-            self.settings.append(f"objective.name={recipe.objective.name}")
+            settings.append(f"objective.name={recipe.objective.name}")
+        facts, read_seconds = inspect_data(self.data, recipe.data.source, self.who)
+        self.planner = Planner(self.data, facts, read_seconds, self.clock, recipe, settings, self.who)
         self.balanced = recipe.data.balance != "none"
         self.rungs: list[Rung] = []
         self.best: Rung | None = None
@@ -303,6 +150,7 @@ class Ladder:
     def climb(self) -> dict[str, Any]:
         start = self.state.start or self.who.from_first(self._start)
         self.recipe = replace(self.recipe, model=replace(self.recipe.model, init_from=start.name))
+        self.planner = replace(self.planner, recipe=self.recipe)
         self.state.start = start
         if self.who.first:
             self.state.write(self.run)
@@ -323,7 +171,7 @@ class Ladder:
         torch.manual_seed(torch_seed(self.recipe.run.seed, MODEL))  # of a new head
         source = ModelRecipe(init_from=BUNDLED) if start.name is None else self.recipe.model
         source = for_pixels(replace(self.recipe, model=source), self.data).model
-        model, notes = build_classifier(source, self.data.classes, self.facts.channels, self.data.kind)
+        model, notes = build_classifier(source, self.data.classes, self.planner.facts.channels, self.data.kind)
         objective_class(self.recipe.objective.name).set_task(model, self.data)
         for note in [*notes, *fit_pixels(model, self.data, source)]:
             self.note(note)
@@ -339,12 +187,12 @@ class Ladder:
         probe = self._probe(model, train, val)
         self._save_state()
         if start.name is None:
-            self._train("scratch", "a new network", self._plan_scratch)
+            self._train("scratch", "a new network", self.planner.scratch)
         else:
-            self._tune()
+            self._tune(model)
         if not any(rung.result for rung in self.rungs):
             self._mirrored_probe(model, train, val)
-        curve = self._learning_curve(train, val, probe)
+        curve = self._learning_curve(model, train, val, probe)
         image_set, fair = ImageSet(self.data.train, model.require_preprocess()), probe.fair
         return self._finish(curve, HeldOut(image_set, train.indices[fair], probe.held_out[torch.from_numpy(fair)]))
 
@@ -366,7 +214,7 @@ class Ladder:
     def _fit_time(self, model: Network) -> None:
         """Leave out images where the encoder would take too long over all of them."""
         if self.state.share is None:
-            self.state.share = self.who.from_first(lambda: self._affordable_share(model))
+            self.state.share = self.who.from_first(lambda: self.planner.affordable_share(model))
             self._save_state()
         if self.state.share >= 1:
             return
@@ -376,31 +224,21 @@ class Ladder:
             chosen = few_labels(labels, self.data.classes, seed, fraction=self.state.share, groups=groups)
             kept.append(subset(dataset, chosen))
         self.data = replace(self.data, train=kept[0], val=kept[1])
-        self.facts = replace(self.facts, train=len(kept[0]), val=len(kept[1]))
+        facts = replace(self.planner.facts, train=len(kept[0]), val=len(kept[1]))
+        self.planner = replace(self.planner, data=self.data, facts=facts)
         self.note(
             f"running the encoder over all images would take too long: {len(kept[0]):,} training images and "
             f"{len(kept[1]):,} validation images are used, which fit into the time. More minutes would use more."
         )
 
-    def _affordable_share(self, model: Network) -> float:
-        """Of the images: as many as the encoder can see in its part of the time."""
-        if math.isinf(self.clock.limit):
-            return 1.0
-        pre, per_image = model.require_preprocess(), self._encoder_seconds(model)
-        images = sum(missing_share(model, ImageSet(part, pre)) * len(part) for part in (self.data.train, self.data.val))
-        left = self.clock.left - self._reserve(sum(p.numel() for p in model.parameters()), per_image)
-        return min(1.0, max(FEATURES * left / max(per_image * images, 1e-9), 1e-6))
-
-    def _encoder_seconds(self, model: Network) -> float:
-        """For one image, measured on a few."""
-        train = self.data.train
-        few = subset(train, np.linspace(0, len(train) - 1, min(len(train), TIMED)).astype(np.int64))
-        return dataset_features(model, ImageSet(few, model.require_preprocess()), stored=False).seconds / len(few)
-
-    def _features(self, model: Network, split: str, *, mirrored: bool = False) -> FeatureSet:
+    def _features(
+        self, model: Network, split: str, *, mirrored: bool = False, deadline: Deadline | None = None
+    ) -> FeatureSet:
+        """Raises `Late` after the deadline; several processes run to the end, for they wait for each other."""
+        count = self.show.count if deadline is None or self.who.world > 1 else deadline.checked(self.show.count)
         dataset: Dataset = getattr(self.data, split)
         what = f"features of {split}{', mirrored' if mirrored else ''}"
-        progress = adding(self.show.count, what, len(dataset))
+        progress = adding(count, what, len(dataset))
         image_set = ImageSet(dataset, model.require_preprocess())
         features = dataset_features(model, image_set, mirrored=mirrored, processes=self.who, progress=progress)
         cached = len(features.indices) - features.computed
@@ -431,8 +269,8 @@ class Ladder:
         began = time.perf_counter()
         bank = F.normalize(train.vectors, dim=1), train.labels
         votes = knn_scores(bank, F.normalize(val.vectors, dim=1), len(self.data.classes))
-        right, seconds = votes.argmax(dim=1) == val.labels, time.perf_counter() - began
-        self._add(Rung("knn", "k-NN", right, seconds, groups=_taken(self.data.val.groups, val.indices)))
+        scores, seconds = self._all_answers(votes, val), time.perf_counter() - began
+        self._add(Rung("knn", "k-NN", scores, seconds, groups=self.data.val.groups))
 
     def _probe(self, model: Network, train: FeatureSet, val: FeatureSet) -> Probe:
         groups = _taken(self.data.train.groups, train.indices)
@@ -441,34 +279,26 @@ class Ladder:
     def _mirrored_probe(self, model: Network, train: FeatureSet, val: FeatureSet) -> None:
         """A probe that learns from mirror images too: one more pass over the training images."""
         name, title = "mirrored", "linear probe with mirror images"
-        flips = draft(self.facts, self.recipe.model, LEVELS[0], self.settings).augment.flip
+        flips = draft(self.planner.facts, self.recipe.model, LEVELS[0], self.planner.settings).augment.flip
         if not flips or self._nothing_to_gain(name, title):  # of digits and letters they mean something else
             return
         if name not in self.state.plans:
-            why = self.who.from_first(lambda: self._why_not_mirrored(model))
+            why = self.who.from_first(lambda: self.planner.why_not_mirrored(model))
             self.state.plans[name] = "" if why else name
             if why:
                 self._leave_out(name, title, why)
             self._save_state()
         if not self.state.plans[name]:
             return
-        mirrored = self._features(model, "train", mirrored=True)
+        keep = self.who.from_first(lambda: self.planner.reserve(model, 0.0))
+        try:
+            mirrored = self._features(model, "train", mirrored=True, deadline=self.clock.deadline(keep))
+        except Late:
+            self._leave_out(name, title, "for the machine has become too slow")
+            return
         groups = train.indices if self.data.train.groups is None else self.data.train.groups[train.indices]
         vectors, labels = torch.cat([train.vectors, mirrored.vectors]), torch.cat([train.labels, mirrored.labels])
         self._fit_probe(name, title, model, (vectors, labels, np.tile(groups, 2)), val)
-
-    def _why_not_mirrored(self, model: Network) -> str:
-        if math.isinf(self.clock.limit):
-            return ""
-        per_image, images = self._encoder_seconds(model), ImageSet(self.data.train, model.require_preprocess())
-        seconds = per_image * len(images) * missing_share(model, images, mirrored=True)
-        params = sum(p.numel() for p in model.parameters())
-        left = max(0.0, SHARE * (self.clock.left - self._reserve(params, per_image)))
-        return "" if seconds <= left else f"for it takes {duration(seconds)} and {duration(left)} are left"
-
-    def _reserve(self, params: int, per_image: float) -> float:
-        """Seconds for the test images, the report and its heat maps."""
-        return wrap_up_seconds(params) + ((self.facts.test or 0) + FORWARD_PASSES) * per_image
 
     def _fit_probe(
         self, name: str, title: str, model: Network, images: tuple[Tensor, Tensor, np.ndarray | None], val: FeatureSet
@@ -508,37 +338,37 @@ class Ladder:
 
     def _rung(self, name: str, title: str, answers: Scores, seconds: float, checkpoint: Path) -> Rung:
         """A rung by its outputs for the validation images."""
-        if self.data.kind == "class":
-            right, groups = (answers.predicted == answers.labels)[answers.read], self.data.val.groups
-            return Rung(name, title, right, seconds, checkpoint, groups=_taken(groups, answers.read.numpy()))
-        self.who.wait()  # the first process has written it
-        scores = task_scores(answers, native.read_task(native.read_card(checkpoint), len(self.data.classes)))
-        assert isinstance(scores, TargetScores)
-        right = torch.full((int(answers.read.sum()),), targets.perfect(scores))
-        return Rung(name, title, right, seconds, checkpoint, scores=scores, groups=self.data.val.groups)
+        scores: Scores | TargetScores = answers
+        if self.data.kind != "class":
+            self.who.wait()  # the first process has written it
+            scores = task_scores(answers, native.read_task(native.read_card(checkpoint), len(self.data.classes)))
+        return Rung(name, title, scores, seconds, checkpoint, groups=self.data.val.groups)
 
     # ------------------------------------------------------------------------------------------------------- tuning
 
-    def _tune(self) -> None:
-        assert self.best is not None
+    def _tune(self, network: Network) -> None:
         model = replace(self.recipe.model, init_from=str(self.run / RUNGS / "probe"))
-        given = given_keys(self.settings)
-        if given & {"model.lora", "model.freeze"}:
-            self._train("tuned", "as you set it", partial(self._plan, model))
+        plan = self.planner.tuning
+        if given_keys(self.planner.settings) & {"model.lora", "model.freeze"}:
+            self._train("tuned", "as you set it", partial(plan, network, model))
             return
-        self._train("lora", f"LoRA of rank {RANK}", partial(self._plan, replace(model, lora=RANK), more_follows=True))
-        self._train("whole", "whole network", partial(self._plan, model))
+        lora = replace(model, lora=RANK)
+        self._train("lora", f"LoRA of rank {RANK}", partial(plan, network, lora, more_follows=True))
+        self._train("whole", "whole network", partial(plan, network, model))
 
-    def _train(self, name: str, title: str, plan: Callable[[], Recipe | str]) -> None:
+    def _train(self, name: str, title: str, plan: Callable[[], RungPlan]) -> None:
         """A training run of its own, in its own folder; `plan` gives its recipe, or why there is none."""
         folder = self.run / RUNGS / name
         if self._nothing_to_gain(name, title):
             return
         if name not in self.state.plans:
             planned = plan()
-            self.state.plans[name] = "" if isinstance(planned, str) else to_toml(planned)
-            if isinstance(planned, str):
-                self._leave_out(name, title, planned)
+            self.state.plans[name] = "" if planned.recipe is None else to_toml(planned.recipe)
+            for note in planned.notes:
+                self.note(note)
+            if planned.recipe is None:
+                self._leave_out(name, title, planned.why_not)
+            self.why_early = planned.why_short or self.why_early
             self._save_state()
         if not (text := self.state.plans[name]):
             return
@@ -547,7 +377,7 @@ class Ladder:
         if changed:
             recipe = with_settings(recipe, self.state.changes)
         epochs = recipe.run.epochs
-        self.note(f"{title}: {epochs} {'pass' if epochs == 1 else 'passes'} over {self.facts.train:,} images")
+        self.note(f"{title}: {epochs} {'pass' if epochs == 1 else 'passes'} over {self.planner.facts.train:,} images")
         resume = (folder / "recipe.toml").exists()
         begin = Beginning(resume, changed and resume, self.data, since=began)
         result = fit_part(recipe, folder, begin, show=self.show, finishing=finish_rung)
@@ -558,7 +388,7 @@ class Ladder:
         self._save_state()
 
     def _nothing_to_gain(self, name: str, title: str) -> bool:
-        if self.best is None or not bool(self.best.right.all()):
+        if self.best is None or not self.best.perfect:
             return False
         self.why_early = "every validation image is right"
         if name not in {rung["name"] for rung in self.state.left_out}:
@@ -568,47 +398,6 @@ class Ladder:
     def _leave_out(self, name: str, title: str, why: str, *, for_time: bool = True) -> None:
         self.state.left_out.append({"name": name, "title": title, "why": why, "for_time": for_time})
         self.note(f"{title}: left out, {why}.")
-
-    def _plan(self, model: ModelRecipe, more_follows: bool = False) -> Recipe | str:
-        """The recipe of a tuning rung, as long as the time allows."""
-        enough = enough_passes(self.facts, tuned=True)
-        first = draft(self.facts, model, LEVELS[0], self.settings)
-        since = self.clock.since - self.clock.before
-        speed = SpeedMeter(self.data, self.read_seconds, since, self.recipe.model.init_from)(first)
-        if math.isinf(self.clock.limit):
-            epochs, seconds = enough, math.inf
-        else:
-            seconds = SHARE * (self.clock.left - self._reserve(speed.params, speed.evaluate))
-            if more_follows:  # and can then still get somewhere
-                half = longest(first, self.facts, speed, self.settings, seconds / 2.5, 4 * enough)
-                seconds = seconds / 2.5 if half is not None and half.run.epochs >= ENOUGH else seconds
-            planned = longest(first, self.facts, speed, self.settings, seconds, 4 * enough)
-            epochs = 0 if planned is None else planned.run.epochs
-            if epochs == 4 * enough:
-                self.why_early = f"more than {epochs} passes over {self.facts.train:,} images would add little"
-        if epochs < 1:
-            cost = estimate(scheduled(first, 1, self.facts, speed, self.settings), self.facts, speed)
-            one_pass, left = duration(cost.total), duration(max(seconds, 0))
-            return f"for one pass, with evaluation and saving, takes {one_pass}, and {left} are left"
-        recipe = scheduled(
-            draft(self.facts, model, level_for(epochs), self.settings), epochs, self.facts, speed, self.settings
-        )
-        minutes = 0.0 if math.isinf(self.clock.limit) else max(seconds / SHARE, 1.0) / 60
-        return replace(recipe, run=replace(recipe.run, minutes=minutes, ladder=False))
-
-    def _plan_scratch(self) -> Recipe | str:
-        """The recipe of a network that starts from nothing."""
-        if math.isinf(self.clock.limit):
-            recipe = self.recipe
-        else:
-            meter = SpeedMeter(self.data, self.read_seconds, time.perf_counter())
-            try:
-                recipe, reasons = choose(self.facts, self.clock.left / 60, self.settings, meter)
-            except TrainingError as error:
-                return str(error)
-            for reason in reasons:
-                self.note(reason)
-        return single_run(recipe)
 
     # ------------------------------------------------------------------------------------------------- which is best
 
@@ -627,9 +416,14 @@ class Ladder:
         if self.log is not None:
             self.log.write("rung", len(self.rungs), name=rung.name, **rung.numbers, seconds=rung.seconds, kept=kept)
 
-    def _learning_curve(self, train: FeatureSet, val: FeatureSet, probe: Probe) -> LearningCurve | None:
+    def _learning_curve(self, model: Network, train: FeatureSet, val: FeatureSet, probe: Probe) -> LearningCurve | None:
         """By the linear probe, whatever the best model is: it takes a second. Of classes only."""
         if self.data.kind != "class":
+            return None
+        seconds = CURVE * next(rung.seconds for rung in self.rungs if rung.name == "probe")
+        keep = self.planner.reserve(model, 0.0)
+        if not self.who.from_first(lambda: seconds < self.clock.left - keep):
+            self.note("there was no time for the learning curve.")
             return None
         classes = len(self.data.classes)
 
@@ -659,7 +453,7 @@ class Ladder:
             "split": split,
             "objective": self.recipe.objective.name,
             **figures,
-            **_val(best),
+            **best.val_numbers,
             "rung": best.name,
             "rungs": [rung.to_dict(kept=rung is best) for rung in self.rungs],
             "left_out": self.state.left_out,
@@ -690,7 +484,8 @@ class Ladder:
             plan = self.state.plans.get(best.name) if best.result else None
             parts = (self.run, self.recipe, self.data, model, scores, image_set, result, log)
             taught = from_tables(parse_toml(plan)) if plan else None
-            write_run_report(FinishedRun(*parts, trained_by=taught, held_out=held_out))
+            late = report_deadline(self.clock)
+            write_run_report(FinishedRun(*parts, trained_by=taught, held_out=held_out, deadline=late))
         self.state.finished = True
         self._save_state()
         self.show.note(f"{split} {headline(figures)}, by {best.title}")
@@ -721,8 +516,3 @@ def _figures(scores: Scores | TargetScores) -> dict[str, Any]:
 
 def _taken(groups: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
     return None if groups is None else groups[rows]
-
-
-def _val(rung: Rung) -> dict[str, float]:
-    """The figure of a rung on the validation images: val_top1, val_map or val_r2."""
-    return {f"val_{name}": value for name, value in rung.numbers.items()}

@@ -6,6 +6,7 @@ at any moment and resumed ends with the same weights, to the bit.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, processes, run_lock
 from vitlab.training.batches import TrainingBatch, batches
 from vitlab.training.batchnorm import share_statistics, update_average
+from vitlab.training.clock import Clock
 from vitlab.training.finish import finish
 from vitlab.training.job import MODEL, TrainingJob, prepare
 from vitlab.training.objectives.base import MicroStep
@@ -52,7 +54,7 @@ from vitlab.training.target_scores import TargetScores, headline
 from vitlab.training.timelimit import TimeLimit
 from vitlab.training.unreadable import check_skipped, none_readable, note_skipped
 
-Finishing = Callable[[TrainingJob, Progress, RunLog | None], dict[str, Any]]
+Finishing = Callable[[TrainingJob, Progress, RunLog | None, Clock], dict[str, Any]]
 
 
 class Show(Protocol):
@@ -193,8 +195,9 @@ def _fit(
     try:
         if saved is not None and begin.changed:
             job.save(progress)  # with the new recipe: a kill before the next save does not lose it
-        train(session, begin.since)
-        result = finishing(job, progress, session.log)
+        clock = Clock(begin.since, 60 * recipe.run.minutes or math.inf, progress.seconds)
+        train(session, clock)
+        result = finishing(job, progress, session.log, clock)
         score = f"{result['split']} {headline(result, result['judged_by'])}"
         show.note(f"{score}, by the model of epoch {result['best_epoch']}")
         if result["unreadable"]:
@@ -254,13 +257,13 @@ def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved |
     return chosen[0] if chosen else replace(read_save(folder), progress=progress)
 
 
-def train(session: TrainingSession, since: float) -> None:
-    """To the last step, or until run.minutes after `since` leave no time for another."""
+def train(session: TrainingSession, run_clock: Clock) -> None:
+    """To the last step, or until run.minutes leave no time for another."""
     job, progress, log, show = session.job, session.progress, session.log, session.show
     recipe, plan, o = job.recipe, job.plan, job.recipe.optim
     _, warmup = warmup_steps(o, plan.steps_per_epoch, plan.total)
     save_every = recipe.run.save_every or plan.steps_per_epoch
-    limit = TimeLimit(job, since, progress.seconds) if recipe.run.minutes else None
+    limit = TimeLimit(job, run_clock) if recipe.run.minutes else None
     clock = time.perf_counter() - progress.seconds
     stream = batches(job.steps, progress.step, recipe.data.workers)
     show.start(progress.step, plan.total)
@@ -281,7 +284,11 @@ def train(session: TrainingSession, since: float) -> None:
             ended = (step + 1) % plan.steps_per_epoch == 0
             due = ended and ((epoch + 1) % recipe.run.eval_every == 0 or epoch + 1 == recipe.run.epochs)
             late = limit is not None and job.who.any(limit.near(began, due)) and step + 1 < plan.total
-            if due or late:
+            if limit is not None and late and progress.best_rank is not None:  # then there is a model to end with
+                due = not job.who.any(not limit.evaluates_in_time)
+            elif late:
+                due = True
+            if due:
                 validate(session, epoch)
             halt = job.who.any(stop.requested)
             if (step + 1) % save_every == 0 or halt or late or step + 1 == plan.total:

@@ -24,6 +24,7 @@ from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.images.sources.download import cache_dir
 from vitlab.training import processes
 from vitlab.training.batches import ImageSet, TrainingBatch
+from vitlab.training.clock import busyness
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, TrainingSession, backward, update
 from vitlab.training.recipe import Recipe, to_tables
@@ -46,7 +47,14 @@ class Speed:
     evaluate: float  # reading and evaluating one image
     resize: float  # one image of a set that is resized once and stays in memory
     params: int
+    busy: float  # the machine meanwhile, see `busyness`
     spent: float  # from the start of the command to the end of this measurement
+
+    def when(self, busy: float) -> Speed:
+        """On the same machine when it is so busy."""
+        times = busy / self.busy
+        parts = ("step", "early", "first", "prepare", "evaluate", "resize")
+        return replace(self, busy=busy, **{part: times * getattr(self, part) for part in parts})
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,10 @@ class SpeedMeter:
         """
         same = replace(recipe, model=replace(recipe.model, init_from=self.weights or recipe.model.init_from))
         key = timing_key(same, len(self.data.classes), self.data.train.channels)
-        earlier = None if patience else processes.start(recipe.run.device).from_first(lambda: remembered(key))
+        who = processes.start(recipe.run.device)
+        earlier = None if patience else who.from_first(lambda: remembered(key))
         if earlier is not None:
-            return replace(earlier, spent=time.perf_counter() - self.since)
+            return replace(earlier.when(who.from_first(busyness)), spent=time.perf_counter() - self.since)
         with TemporaryDirectory() as folder:
             speed = self._measure(recipe, Path(folder), patience)
         remember(key, speed)
@@ -101,6 +110,7 @@ class SpeedMeter:
             evaluate=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
             resize=slower * timed(lambda: ImageSet(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
+            busy=busyness(),
             spent=time.perf_counter() - self.since,
         )
         if world == 1:

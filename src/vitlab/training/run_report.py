@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import platform
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from torch import Tensor
 from vitlab.images.datasets import Captioned, Data
 from vitlab.models.base import Network
 from vitlab.training.batches import ImageSet
+from vitlab.training.clock import Deadline
 from vitlab.training.evaluate import Scores
 from vitlab.training.heat_maps import PASSES, heat_maps, heat_method
 from vitlab.training.label_issues import LabelSuspect, sure_suspects
 from vitlab.training.objectives.base import AnyScores
 from vitlab.training.recipe import Recipe, to_toml
 from vitlab.training.report import Evidence, GalleryItem, RunReport, Smoothing, write_report
-from vitlab.training.report.html import both, percent
+from vitlab.training.report.html import both, name_html, percent
 from vitlab.training.retrieval import Retrieval
 from vitlab.training.runlog import read_log
 from vitlab.training.target_scores import LabelScores, NumberScores, TargetScores
@@ -56,6 +59,7 @@ class FinishedRun:
     log: list[dict[str, Any]] | None = None  # None: the run's own
     trained_by: Recipe | None = None  # that taught the model labels, step by step
     held_out: HeldOut | None = None
+    deadline: Deadline = field(default_factory=Deadline)  # for images and heat maps
 
 
 def write_run_report(run: FinishedRun) -> Path:
@@ -93,8 +97,8 @@ def _with_captions(report: RunReport, run: FinishedRun, scores: Retrieval) -> Ru
 
     return replace(
         report,
-        mistakes=[shown(i) for i in _worst(right, chances, scores.read)],
-        samples=[shown(i) for i in scores.read.nonzero()[:SHOWN, 0].tolist()],
+        mistakes=[shown(i) for i in run.deadline.while_it_fits(_worst(right, chances, scores.read))],
+        samples=[shown(i) for i in run.deadline.while_it_fits(scores.read.nonzero()[:SHOWN, 0].tolist())],
     )
 
 
@@ -114,17 +118,19 @@ def _with_classes(report: RunReport, run: FinishedRun, scores: Scores) -> RunRep
 
     worst = _worst(right, chances, scores.read)
     typical = typical_successes(chances, right & scores.read, labels)
-    heat = dict(zip((chosen := worst[:EXPLAINED] + typical), _heat(run, chosen, answers), strict=False))
+    fits = run.deadline.while_it_fits
+    mistakes = [shown(i) for i in fits(worst)]
+    heat = _heat(run, worst[: len(mistakes)][:EXPLAINED] + typical, answers)
     method = heat_method(run.model) if heat else None
     training = [] if run.held_out is None else sure_suspects(*_numbers(run.held_out))
     examined = int(scores.read.sum()) + (0 if run.held_out is None else len(run.held_out.indices))
     return replace(
         report,
         confusion=scores.confusion(),
-        mistakes=[replace(shown(i), heat=heat.get(i)) for i in worst],
-        samples=[shown(i) for i in scores.read.nonzero()[:SHOWN, 0].tolist()],
-        successes=[replace(shown(i), heat=heat.get(i)) for i in typical],
+        mistakes=[replace(item, heat=heat.get(i)) for i, item in zip(worst, mistakes, strict=False)],
+        successes=[replace(shown(i), heat=heat.get(i)) for i in fits(typical)],
         suspects=_suspects_shown(run, training, suspects),
+        samples=[shown(i) for i in fits(scores.read.nonzero()[:SHOWN, 0].tolist())],
         evidence=Evidence(
             str(run.run),
             classes[int(np.bincount(run.data.train.labels).argmax())] if len(run.data.train) else None,
@@ -140,34 +146,86 @@ def _with_classes(report: RunReport, run: FinishedRun, scores: Scores) -> RunRep
 
 def _with_targets(report: RunReport, run: FinishedRun, scores: TargetScores) -> RunReport:
     """For several labels or a number: the worst answers are those of the highest loss."""
-    if isinstance(scores, LabelScores):
-        present, truth = scores.present, scores.labels > 0
-        losses = F.binary_cross_entropy_with_logits(scores.outputs, scores.labels, reduction="none").sum(dim=1)
-        right = (present == truth).all(dim=1)
-        chances = scores.probabilities.where(present, 1 - scores.probabilities).prod(dim=1)
+    answers = label_answers(run, scores) if isinstance(scores, LabelScores) else number_answers(run, scores)
+    wrong = (~answers.right & scores.read).nonzero()[:, 0]
+    worst = wrong[answers.losses[wrong].argsort(descending=True)][:SHOWN].tolist()
+    fits = run.deadline.while_it_fits
+    mistakes = [answers.shown(i) for i in fits(worst)]
+    heat = _heat(run, (worst[: len(mistakes)][:EXPLAINED] + answers.typical), answers.outputs)
+    method = heat_method(run.model) if heat else None
 
-        def names(row: Tensor) -> str:
-            return ", ".join(run.data.classes[k] for k in row.nonzero()[:, 0].tolist()) or "none"
+    def explained(i: int, item: GalleryItem) -> GalleryItem:
+        return replace(item, heat=heat[i], remark=answers.remark(i)) if i in heat else item
 
-        def shown(i: int) -> GalleryItem:
-            return _item(run.image_set, i, names(truth[i]), names(present[i]), float(chances[i]))
-    else:
-        assert isinstance(scores, NumberScores)
-        values, expected = scores.predicted, scores.labels
-        losses = (values - expected).abs()
-        right = torch.zeros(len(losses), dtype=torch.bool)  # of a number there is only more or less wrong
-
-        def shown(i: int) -> GalleryItem:
-            return _item(run.image_set, i, f"{float(expected[i]):.5g}", f"{float(values[i]):.5g}", None)
-
-    wrong = (~right & scores.read).nonzero()[:, 0]
-    worst = wrong[losses[wrong].argsort(descending=True)][:SHOWN].tolist()
-    samples = scores.read.nonzero()[:SHOWN, 0].tolist()
     return replace(
         report,
-        mistakes=[shown(i) for i in worst],
-        samples=[shown(i) for i in samples],
+        mistakes=[explained(i, item) for i, item in zip(worst, mistakes, strict=False)],
+        successes=[explained(i, answers.shown(i)) for i in fits(answers.typical)],
+        samples=[answers.shown(i) for i in fits(scores.read.nonzero()[:SHOWN, 0].tolist())],
         evidence=Evidence(str(run.run)),
+        heat="" if method is None else method.title,
+    )
+
+
+@dataclass(frozen=True)
+class TargetAnswers:
+    """The answers of a model of several labels or of a number, as a report shows them."""
+
+    losses: Tensor  # (N,)
+    right: Tensor  # (N,) bool
+    outputs: Tensor  # (N,): which output a heat map of the image explains
+    typical: list[int]  # good answers
+    shown: Callable[[int], GalleryItem]
+    remark: Callable[[int], str]  # what its heat map explains, HTML
+
+
+def label_answers(run: FinishedRun, scores: LabelScores) -> TargetAnswers:
+    """A heat map explains the label that is the most wrong; where all are right, the surest that the image has."""
+    present, truth, classes = scores.present, scores.labels > 0, run.data.classes
+    losses = F.binary_cross_entropy_with_logits(scores.outputs, scores.labels.float(), reduction="none")  # (N, K)
+    right = (present == truth).all(dim=1)
+    wrong_label = losses.masked_fill(present == truth, -1.0).argmax(dim=1)
+    sure_label = scores.outputs.masked_fill(~present, -math.inf).argmax(dim=1)
+    outputs = torch.where(right, sure_label, wrong_label)
+    chances = scores.probabilities.where(present, 1 - scores.probabilities).prod(dim=1)
+
+    def names(row: Tensor) -> str:
+        return ", ".join(classes[k] for k in row.nonzero()[:, 0].tolist()) or "none"
+
+    def shown(i: int) -> GalleryItem:
+        return _item(run.image_set, i, names(truth[i]), names(present[i]), float(chances[i]))
+
+    def remark(i: int) -> str:
+        label, name = int(outputs[i]), name_html(classes[int(outputs[i])])
+        if right[i]:
+            return both(f"map: {name}", f"热图：{name}")
+        if truth[i, label]:
+            return both(f"map: {name}, missed", f"热图：{name}，漏掉了")
+        return both(f"map: {name}, wrongly given", f"热图：{name}，误报")
+
+    has_label = right & scores.read & truth.any(dim=1)
+    return TargetAnswers(
+        losses.sum(dim=1), right, outputs, typical_successes(chances, has_label, sure_label), shown, remark
+    )
+
+
+def number_answers(run: FinishedRun, scores: TargetScores) -> TargetAnswers:
+    """A heat map explains the number. The better half of the answers counts as good; some of it, from low to high."""
+    assert isinstance(scores, NumberScores)
+    values, expected = scores.predicted, scores.labels
+    losses = (values - expected).abs()
+    read = scores.read.nonzero()[:, 0]
+    better = read[losses[read].argsort(stable=True)][: len(read) // 2]
+    ordered = better[expected[better].argsort(stable=True)]
+    places = np.unique(np.linspace(0, len(ordered) - 1, min(EXPLAINED, len(ordered))).astype(np.int64))
+
+    def shown(i: int) -> GalleryItem:
+        return _item(run.image_set, i, f"{float(expected[i]):.5g}", f"{float(values[i]):.5g}", None)
+
+    nothing_right = torch.zeros(len(losses), dtype=torch.bool)  # of a number there is only more or less wrong
+    typical = [int(ordered[place]) for place in places]
+    return TargetAnswers(
+        losses, nothing_right, torch.zeros(len(losses), dtype=torch.long), typical, shown, lambda i: ""
     )
 
 
@@ -187,11 +245,16 @@ def typical_successes(chances: Tensor, right: Tensor, labels: Tensor, most: int 
     return [rows[i] for i in range(rounds) for rows in by_class if i < len(rows)][:most]
 
 
-def _heat(run: FinishedRun, indices: list[int], answers: Tensor) -> list[np.ndarray]:
-    if not indices or run.model.classes != len(run.data.classes):
-        return []
-    pixels, _, _ = run.image_set.take(np.array(indices))
-    return heat_maps(run.model, run.image_set.normalise(pixels), answers[indices].tolist())
+def _heat(run: FinishedRun, indices: list[int], outputs: Tensor) -> dict[int, np.ndarray]:
+    """Image -> the map of this output, as long as there is time."""
+    outputs_match = run.model.classes == (len(run.data.classes) or 1)
+    if not outputs_match or heat_method(run.model) is None:
+        return {}
+    maps = {}
+    for index in run.deadline.while_it_fits(indices):
+        pixels, _, _ = run.image_set.take(np.array([index]))
+        maps[index] = heat_maps(run.model, run.image_set.normalise(pixels), [int(outputs[index])])[0]
+    return maps
 
 
 def _evaluated_suspects(probabilities: Tensor, scores: Scores) -> list[LabelSuspect]:
@@ -217,10 +280,11 @@ def _suspects_shown(run: FinishedRun, training: list[LabelSuspect], evaluated: l
         item = _item(image_set, index, classes[suspect.given], classes[suspect.suggested], suspect.confidence)
         items.append(replace(item, remark=remark))
 
-    for suspect in training[:few] if run.held_out is not None else []:
+    fits = run.deadline.while_it_fits
+    for suspect in fits(training[:few] if run.held_out is not None else []):
         assert run.held_out is not None
         add(run.held_out.image_set, int(run.held_out.indices[suspect.image]), suspect, ("training image", "训练图片"))
-    for suspect in evaluated[: SUSPECTS - len(items)]:
+    for suspect in fits(evaluated[: SUSPECTS - len(items)]):
         add(run.image_set, suspect.image, suspect, split)
     return items
 

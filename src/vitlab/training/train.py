@@ -28,7 +28,8 @@ from vitlab.tables import Table, Tabular
 from vitlab.training import processes, run_lock
 from vitlab.training.autopick import check, pick
 from vitlab.training.job import suited_recipe
-from vitlab.training.ladder import climb, ladder_or_scratch
+from vitlab.training.ladder import climb
+from vitlab.training.ladder_plan import ladder_or_scratch
 from vitlab.training.loop import Show, Silent, check_is_run, fit
 from vitlab.training.objectives import DEFAULT
 from vitlab.training.presets import find_recipe, join_sources, own_values, recipes

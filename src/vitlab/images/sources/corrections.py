@@ -20,11 +20,12 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from vitlab.errors import DataError, UsageError
+from vitlab.errors import DataError
 from vitlab.images.sources.dataset import (
     KIND_NAMES,
     Dataset,
     Splits,
+    label_text,
     refuse_special,
     relabelled,
     subset,
@@ -75,11 +76,7 @@ def apply_corrections(splits: Splits, table: Path, folder: Path | None) -> Split
 
     A line that does not fit the data is an error: it was written for other data, or mistyped.
     """
-    if (kind := target_kind(splits.train.labels)) != "class":
-        raise UsageError(
-            f"data.apply={table}: corrections are for images of one class each, and the data have {KIND_NAMES[kind]}. "
-            "Correct the table of the data itself."
-        )
+    kind = target_kind(splits.train.labels)
     parts = {name: part for name, part in splits.parts.items() if part is not None}
     changes = {name: _Changes(part, folder) for name, part in parts.items()}
     unknown: list[tuple[int, str]] = []
@@ -90,6 +87,11 @@ def apply_corrections(splits: Splits, table: Path, folder: Path | None) -> Split
         elif row.action == "drop":
             changes[row.split].kept[at] = False
         elif row.action == "relabel":
+            if kind != "class":
+                raise DataError(
+                    f"{table}, line {line}: relabel is for images of one class each, and the data have "
+                    f"{KIND_NAMES[kind]}. Write keep or drop, and correct the label in the table of the data itself."
+                )
             changes[row.split].labels[at] = _class_number(row, splits.classes, f"{table}, line {line}")
     if unknown:
         raise DataError(
@@ -122,8 +124,8 @@ class _Changes:
         """The image that a line means; None where there is none of this path."""
         if row.path not in self._places:
             return None
-        indices, classes = self._places[row.path], self.dataset.classes
-        labels = {index: classes[int(self.dataset.labels[index])].strip() if classes else "" for index in indices}
+        indices = self._places[row.path]
+        labels = {index: label_text(self.dataset, index) for index in indices}
         same = [index for index in indices if labels[index] == row.label]
         if not same:
             raise DataError(
@@ -186,7 +188,7 @@ def _check_classes_remain(table: Path, splits: Splits, changes: dict[str, _Chang
     train = changes["train"]
     if not train.kept.any():
         raise DataError(f"{table}: drops every training image. Keep some.")
-    if not splits.classes:
+    if not splits.classes or target_kind(train.labels) != "class":
         return
     before, after = Counter(train.dataset.labels.tolist()), Counter(train.labels[train.kept].tolist())
     if gone := sorted(label for label in before if not after[label]):

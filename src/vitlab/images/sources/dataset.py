@@ -66,6 +66,16 @@ def target_kind(labels: np.ndarray) -> TargetKind:
     return "labels" if labels.ndim == 2 else "number" if labels.dtype.kind == "f" else "class"
 
 
+def label_text(dataset: Dataset, index: int) -> str:
+    """The label of an image as people write it: a class; several, with commas; a number; empty where it has none."""
+    label, kind = dataset.labels[index], target_kind(dataset.labels)
+    if kind == "labels":
+        return ", ".join(dataset.classes[k].strip() for k in np.flatnonzero(label))
+    if kind == "number":
+        return f"{float(label):.10g}"
+    return dataset.classes[int(label)].strip() if dataset.classes else ""
+
+
 @dataclass(frozen=True)
 class Allow:
     """What is refused unless allowed, because it could silently change the dataset."""

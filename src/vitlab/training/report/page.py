@@ -70,7 +70,6 @@ def write_report(folder: Path, report: RunReport) -> Path:
     log, recipe_text, result, classes = report.log, report.recipe_text, report.result, report.classes
     confusion = report.confusion
     assert confusion is None or confusion.shape == (len(classes), len(classes)), (np.shape(confusion), len(classes))
-    worst = sorted(report.mistakes, key=lambda m: -(m.confidence or 0.0))
     background = [
         rungs_table(result),
         start_sentence(result),
@@ -82,7 +81,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
         [
             header,
             section("Verdict", "结论", verdict(result, report.evidence)),
-            section("Worst mistakes", "最严重的错误", gallery(worst, _mistakes_caption(report))),
+            section("Worst mistakes", "最严重的错误", gallery(_worst_first(report), _mistakes_caption(report))),
             section("Typical successes", "典型的正确回答", gallery(report.successes, _successes_caption(report))),
             section("Labels that may be wrong", "可能有误的标签", gallery(report.suspects, _suspects_caption(report))),
             section("How it was made", "怎样得到的", "".join(background)),
@@ -121,6 +120,13 @@ def _language_marks() -> dict[str, str]:
     }
 
 
+def _worst_first(report: RunReport) -> list[GalleryItem]:
+    """Of several labels and of numbers they come by their loss."""
+    if "map" in report.result:
+        return report.mistakes
+    return sorted(report.mistakes, key=lambda item: -(item.confidence or 0.0))
+
+
 def _mistakes_caption(report: RunReport) -> str:
     english, chinese = (
         "Wrong, and most sure of it, first: given label → <b>answer</b>.",
@@ -131,15 +137,30 @@ def _mistakes_caption(report: RunReport) -> str:
             "The largest errors first: true → <b>predicted</b>.",
             "误差最大的在前：真值 → <b>预测值</b>。",
         )
+    if "map" in report.result:
+        english, chinese = (
+            "The largest losses first: given labels → <b>answer</b>.",
+            "损失最大的在前：给定标签 → <b>回答</b>。",
+        )
     if report.heat:
-        english += f" Bright is what spoke for the answer ({escaped(report.heat)}; colours span each map's "
+        what, chinese_what = "spoke for the answer", "支持这个回答的部分"
+        if "mae" in report.result:
+            what, chinese_what = "raised the number", "使数值升高的部分"
+        elif "map" in report.result:
+            what, chinese_what = "spoke for the label below it", "支持图下所写标签的部分"
+        english += f" Bright is what {what} ({escaped(report.heat)}; colours span each map's "
         english += f"{LOWEST}st to {HIGHEST}th percentile)."
-        chinese += f"亮处是支持这个回答的部分（{escaped(report.heat)}；颜色从每张图的第 {LOWEST} 百分位"
+        chinese += f"亮处是{chinese_what}（{escaped(report.heat)}；颜色从每张图的第 {LOWEST} 百分位"
         chinese += f"到第 {HIGHEST} 百分位）。"
     return both(english, chinese)
 
 
 def _successes_caption(report: RunReport) -> str:
+    if "mae" in report.result:
+        return both(
+            "From the better half of the answers, low numbers first: true → <b>predicted</b>.",
+            "取自误差较小的一半，数值小的在前：真值 → <b>预测值</b>。",
+        )
     english = "Right, and as sure of it as it is of most images of the class. "
     english += "Is it the object that it looks at, or the background?"
     return both(english, "答对，且把握与该类多数图片相当。它看的是物体，还是背景？")
