@@ -294,7 +294,9 @@ class Ladder:
         try:
             mirrored = self._features(model, "train", mirrored=True, deadline=self.clock.deadline(keep))
         except Late:
+            self.state.plans[name] = ""
             self._leave_out(name, title, "for the machine has become too slow")
+            self._save_state()
             return
         groups = train.indices if self.data.train.groups is None else self.data.train.groups[train.indices]
         vectors, labels = torch.cat([train.vectors, mirrored.vectors]), torch.cat([train.labels, mirrored.labels])
