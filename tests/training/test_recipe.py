@@ -48,8 +48,8 @@ def test_values_as_typed(text, value):
 
 
 WRONG = {
-    "run.epoch=3": "Did you mean 'run.epochs'",
-    "optm.lr=3": "Did you mean 'optim.lr'",
+    "run.epoch=3": "Did you mean run.epochs=3",
+    "optm.lr=3": "Did you mean optim.lr=3",
     "epochs=3": "run.epochs",
     "run.epochs=three": "run.epochs='three' is not valid: expected a whole number",
     "run.epochs=0": "run.epochs=0 must be at least 1",
