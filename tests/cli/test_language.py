@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer.main
@@ -19,7 +21,7 @@ def in_chinese(monkeypatch):
     monkeypatch.setenv("VITLAB_LANG", "zh")
 
 
-def commands(command=None, path="vitlab"):
+def commands(command: Any = None, path: str = "vitlab") -> Iterator[tuple[str, Any]]:
     command = command or typer.main.get_command(vitlab.cli.main.app)
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
