@@ -270,7 +270,7 @@ def test_patch(run, made):
     assert found["explained"] == LABELS[expected.target]
     np.testing.assert_allclose(found["moved"]["prefix"], expected.moved(expected.groups["prefix"]), atol=1e-4)
     np.testing.assert_allclose(numbers("explain-patch.npz")["patches"], expected.moved(expected.patches), atol=1e-4)
-    assert "logit of" in run("patch", checkpoint(made), *made.pictures[1:3]).stdout
+    assert "Logit of" in run("patch", checkpoint(made), *made.pictures[1:3]).stdout
     assert "missing.png: no such file" in run("patch", checkpoint(made), made.pictures[0], "missing.png", code=2).stderr
 
 

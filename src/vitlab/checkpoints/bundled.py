@@ -14,13 +14,13 @@ FOLDER = Path(__file__).parents[1] / "bundled"
 
 def names() -> list[str]:
     """The default first, then by name; without aliases."""
-    found = (folder.name for folder in FOLDER.iterdir() if (folder / "model.json").is_file())
-    return sorted(found, key=lambda name: (PREFIX + name != DEFAULT, name))
+    trained = (folder.name for folder in FOLDER.iterdir() if (folder / "model.json").is_file())
+    return sorted(trained, key=lambda name: (PREFIX + name != DEFAULT, name))
 
 
 def find(name: str) -> Path:
-    asked = name.removeprefix(PREFIX)
-    wanted = ALIASES.get(asked, asked)
-    if wanted not in names():
+    model = name.removeprefix(PREFIX)
+    model = ALIASES.get(model, model)
+    if model not in names():
         raise CheckpointError(f"{name}: there is no such model in the package; there are {', '.join(names())}.")
-    return FOLDER / wanted
+    return FOLDER / model

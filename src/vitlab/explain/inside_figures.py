@@ -64,10 +64,8 @@ def lens(subject: Subject, target: Target = None) -> Explanation:
     tables = []
     for i, view in enumerate(subject.views):
         followed = results["explained"][i]
-        columns = zip(result.layers, labels[i], results["probability"][i], of_target[i], strict=True)
-        rows = [[str(layer + 1), label, f"{best:.3f}", f"{own:.3f}"] for layer, label, best, own in columns]
-        right = ("probability", followed)
-        tables.append(Table(["layer", "top class", *right], rows, right, heading=[view.name]))
+        titles, right = ["layer", "top class", "probability", "", followed], ("probability", followed)
+        tables.append(Table(titles, result.image_rows(i), right, heading=[view.name]))
     return Explanation(subject, title, figure, numbers, results, notes=_stage_note(model), tables=tables)
 
 
@@ -170,12 +168,7 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
     results: dict[str, Any] = {"explained": label, "logit": result.logit, "other_logit": result.other_logit}
     results |= {"moved": {name: _json_list(result.moved(values)) for name, values in result.groups.items()}}
     results |= {"heads": _json_list(result.moved(result.heads))}
-    columns = list(results["moved"].values())
-    cells = [["" if value is None else f"{value:.2f}" for value in row] for row in zip(*columns, strict=True)]
-    heading = f"logit of {label}: {result.logit:.4f} and {result.other_logit:.4f}"
-    rows = [[str(layer + 1), *row] for layer, row in enumerate(cells)]
-    table = Table(["layer", *results["moved"]], rows, tuple(results["moved"]), heading=[heading])
-    return Explanation(subject, title, figure, numbers, results, notes=notes, tables=[table])
+    return Explanation(subject, title, figure, numbers, results, notes=notes, tables=[result.table()])
 
 
 def _labels(model: TokenModel, numbers: list[int]) -> list[str]:

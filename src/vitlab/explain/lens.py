@@ -22,7 +22,7 @@ from vitlab.explain.stages import last_stage
 from vitlab.layers.trace import check_offered
 from vitlab.models.base import class_labels, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
-from vitlab.tables import Bar, Table, Tabular
+from vitlab.tables import Bar, Cell, Table, Tabular
 
 AT_ONCE = 4096  # tokens that are read together
 
@@ -41,18 +41,7 @@ class Lens(Tabular):
     labels: list[str]  # of all classes
 
     def table(self) -> Table:
-        best = self.probabilities.max(-1)  # (B, layers)
-        rows = [
-            [str(i), str(layer + 1), self.labels[number], f"{share:.3f}", Bar(share), f"{followed:.3f}"]
-            for i in range(len(self.target))
-            for layer, number, share, followed in zip(
-                self.layers,
-                best.indices[i].tolist(),
-                best.values[i].tolist(),
-                self.probabilities[i, :, self.target[i]].tolist(),
-                strict=True,
-            )
-        ]
+        rows = [[str(i), *row] for i in range(len(self.target)) for row in self.image_rows(i)]
         of = {self.labels[number] for number in self.target}
         titles = [
             "image",
@@ -66,6 +55,16 @@ class Lens(Tabular):
         if len(self.target) == 1:
             titles, rows = titles[1:], [row[1:] for row in rows]
         return Table(titles, rows, right, ["What the head would read after each layer"])
+
+    def image_rows(self, i: int) -> list[list[Cell]]:
+        """After each layer: its number from 1, the top class, its probability, and that of the target."""
+        best = self.probabilities[i].max(-1)  # (layers,)
+        numbers, shares = best.indices.tolist(), best.values.tolist()
+        followed = self.probabilities[i, :, self.target[i]].tolist()
+        return [
+            [str(layer + 1), self.labels[number], f"{share:.3f}", Bar(share), f"{own:.3f}"]
+            for layer, number, share, own in zip(self.layers, numbers, shares, followed, strict=True)
+        ]
 
 
 @torch.no_grad()

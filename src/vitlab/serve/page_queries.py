@@ -118,10 +118,10 @@ def cell(served: ServedModel, image: PageImage, options: Options) -> NamedArrays
     }
     run = lambda edit: cell_view(encoder, image.images, **numbers, edit=edit, view=_pass(served, image, edit, options))
     try:
-        found = _edited(run, options)
+        view = _edited(run, options)
     except VitlabError as error:
         raise RequestError(422, str(error), "Choose another number.") from None
-    return NamedArrays({"inputs": found.inputs, "weights": found.weights, "bias": torch.tensor([found.bias])})
+    return NamedArrays({"inputs": view.inputs, "weights": view.weights, "bias": torch.tensor([view.bias])})
 
 
 def rows(served: ServedModel, image: PageImage, options: Options) -> Tensor:
