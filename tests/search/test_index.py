@@ -23,7 +23,7 @@ MODEL = {"checkpoint": "some/model", "fingerprint": "f00d", "reads_text": False}
 class Seen:
     vector: np.ndarray | None
     error: str | None = None
-    known: bool = False
+    cached: bool = False
 
 
 class Embed:
