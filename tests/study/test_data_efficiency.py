@@ -161,7 +161,7 @@ def test_words_mean_networks_that_fit_the_pictures():
         ("vit", ["vit:data.fraction=0.5"], "use --fractions"),
         ("vit", ["run.minutes=3"], "fewer steps"),
         ("vit", ["swin:optim.lr=1"], "is for swin, which is not compared"),
-        ("vit", ["optim.rl=1"], "Did you mean 'optim.lr'"),
+        ("vit", ["optim.rl=1"], "Did you mean optim.lr=1"),
     ],
 )
 def test_bad_input(models, settings, words, tmp_path):

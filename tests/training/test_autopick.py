@@ -224,7 +224,7 @@ def test_trained_weights_are_tuned_gently():
         (math.inf, [], "above 0"),
         (5, ["run.epochs=3"], r"run\.epochs was given, but --minutes 5 picks"),
         (5, ["run.minutes=3"], "the same thing"),
-        (5, ["run.epoch=3"], "Did you mean 'run.epochs'"),
+        (5, ["run.epoch=3"], "Did you mean run.epochs=3"),
         (5, ["model.widht=3"], "Did you mean 'width'"),
         (0.05, [], r"--minutes 0.05 is too little: .* the smallest model needs .* Use --minutes [\d.]+ or more"),
         (0.05, ["model.name=vit_cifar"], "this model needs"),

@@ -261,7 +261,7 @@ def test_few_labels_keep_their_classes(tmp_path, command):
         ("model.channels=2", "use model.channels=1 or 3"),
         ("model.classes=7", "7 classes but the data have 2"),
         ("run.device=tpu", "use auto, cpu, cuda"),
-        ("data.batch_sise=4", "Did you mean 'data.batch_size'"),
+        ("data.batch_sise=4", "Did you mean data.batch_size=4"),
     ],
 )
 def test_settings_that_do_not_fit(setting, words, tmp_path, command):
