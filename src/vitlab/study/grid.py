@@ -134,7 +134,7 @@ def _read_settings(settings: list[str]) -> dict[str, list[str]]:
         if key in parsed:
             raise UsageError(f"{key} is set twice. Put all its values into one: {key}={','.join(parsed[key] + values)}")
         if key == "run.dir":
-            raise UsageError("run.dir is chosen by the study, one folder for each run. --dir names the study's own.")
+            raise UsageError("run.dir is chosen by the study, one folder for each run. -o names the study's own.")
         parsed[key] = values
     return parsed
 
