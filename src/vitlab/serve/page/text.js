@@ -153,7 +153,7 @@ export const WORDS = {
   hide: ["Hidden: {n} %", "遮住：{n} %"], again: ["Hide others", "换一批"], left: ["what the model sees", "模型看到的"], made: ["what it paints", "模型画出的"],
   dino: ["Tokens that learned without labels", "无标签学到的 token"], dinohow: ["Nobody told this model what is in an image; yet tokens of one thing are alike.", "没有人告诉过这个模型图片里有什么；但属于同一事物的 token 彼此相似。"],
   alike_title: ["Which patches are alike", "哪些图块彼此相似"], alike_how: ["This model learned from labels of whole images; how alike are its tokens of one thing?", "这个模型是用整张图片的标签训练的；属于同一事物的 token 有多相似？"],
-  dinonear: ["How alike each patch is to the one you point at. Bright: very.", "每个图块与所指图块的相似度。越亮越相似。"], dinomain: ["The three main directions of the tokens, as colours: like colours are like tokens.", "token 的三个主方向，显示为颜色：颜色相近，token 就相近。"],
+  dinonear: ["How similar each patch is to the one you point at: the brighter, the more similar.", "每个图块与所指图块的相似度。越亮越相似。"], dinomain: ["The three main directions of the tokens, as colours: like colours are like tokens.", "token 的三个主方向，显示为颜色：颜色相近，token 就相近。"],
   clip: ["Sentences (CLIP)", "句子（CLIP）"], cliphow: ["One sentence in each line; the probabilities are among these. Bright: the patches that speak most for the sentence.", "每行一句；概率在这些句子之间计算。越亮的图块，越支持这个句子。"], askit: ["Ask", "提问"], cosine: ["cosine {n}", "余弦 {n}"],
   searchtitle: ["Search in {name}: {n} images", "在 {name} 的 {n} 张图片中搜索"],
   searchhow: ["{model} has made a vector of each image in this folder; a sentence, or your image, becomes such a vector too, and the nearest ones are shown.", "{model} 为这个文件夹里的每张图片生成了一个向量；一句话或你的图片也变成这样的向量，最相近的会显示出来。"],
