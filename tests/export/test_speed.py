@@ -54,7 +54,8 @@ def test_folded_under_a_reducer(tiny):
     torch.testing.assert_close(fold(model)(x, reducer=reducer), model(x, reducer=reducer), atol=1e-10, rtol=1e-10)
 
 
-def test_compiled_and_frozen_is_the_same_function(tiny):
+def test_compiled_and_frozen_is_the_same_function(tiny, monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # processes that compile would each import torch
     model = tiny(depth=1)
     runner = RunnerFactory(model).make("compiled")
     for batch in (2, 2):
