@@ -22,14 +22,14 @@ from vitlab.factory import create
 from vitlab.language import Language
 from vitlab.models.plain import PlainTransformer
 from vitlab.study.grid import GridCell
-from vitlab.study.reproduce.bench import Bench
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.claims import CLAIMS, find_claim, quadratic_attention
 from vitlab.study.reproduce.claims.patch_order import shuffle_patches
 from vitlab.study.reproduce.claims.position_similarity import correlation
 from vitlab.study.reproduce.result import Result, criteria, read_result, report, summary
 from vitlab.study.reproduce.run import reproduce, stored_results
-from vitlab.study.reproduce.verdict import Criterion, Outcome, difference, interval, value, verdict
+from vitlab.study.reproduce.verdict import ClaimOutcome, Criterion, difference, interval, value, verdict
 from vitlab.study.runner import check_cells
 from vitlab.training.loop import Silent, Stopped
 
@@ -65,14 +65,14 @@ def test_the_interval_of_three_in_closed_form():
 
 
 DECIDED = {  # a - b of three seeds, the range that the claim says, what follows
-    "better, and each seed says so": ([0.04, 0.05, 0.06], 0.0, math.inf, Outcome.HOLDS),
-    "worse": ([-0.04, -0.05, -0.06], 0.0, math.inf, Outcome.FAILS),
-    "better on average, within the spread": ([0.09, 0.01, -0.02], 0.0, math.inf, Outcome.UNDECIDED),
-    "alike": ([0.001, -0.002, 0.002], -0.02, 0.02, Outcome.HOLDS),
-    "alike on average, within the spread": ([0.02, -0.02, 0.0], -0.02, 0.02, Outcome.UNDECIDED),
-    "not alike": ([0.05, 0.052, 0.048], -0.02, 0.02, Outcome.FAILS),
-    "one seed": ([0.5], 0.0, math.inf, Outcome.UNDECIDED),
-    "equal in every seed is no gain": ([0.0, 0.0, 0.0], 0.0, math.inf, Outcome.FAILS),
+    "better, and each seed says so": ([0.04, 0.05, 0.06], 0.0, math.inf, ClaimOutcome.HOLDS),
+    "worse": ([-0.04, -0.05, -0.06], 0.0, math.inf, ClaimOutcome.FAILS),
+    "better on average, within the spread": ([0.09, 0.01, -0.02], 0.0, math.inf, ClaimOutcome.UNDECIDED),
+    "alike": ([0.001, -0.002, 0.002], -0.02, 0.02, ClaimOutcome.HOLDS),
+    "alike on average, within the spread": ([0.02, -0.02, 0.0], -0.02, 0.02, ClaimOutcome.UNDECIDED),
+    "not alike": ([0.05, 0.052, 0.048], -0.02, 0.02, ClaimOutcome.FAILS),
+    "one seed": ([0.5], 0.0, math.inf, ClaimOutcome.UNDECIDED),
+    "equal in every seed is no gain": ([0.0, 0.0, 0.0], 0.0, math.inf, ClaimOutcome.FAILS),
 }
 
 
@@ -86,7 +86,7 @@ def test_arms_are_paired_by_seed():
     """Seeds that differ by far more than the arms: only the pairs show that a is better. Seed 3 has no partner."""
     a, b = {"0": 0.51, "1": 0.71, "2": 0.92, "3": 0.1}, {"2": 0.91, "0": 0.50, "1": 0.70}
     decided = difference("a", "b", low=0.0).decide({"a": a, "b": b})
-    assert decided.outcome is Outcome.HOLDS and decided.n == 3
+    assert decided.outcome is ClaimOutcome.HOLDS and decided.n == 3
     assert decided.mean == pytest.approx(0.01)
 
 
@@ -94,7 +94,7 @@ def test_a_difference_of_differences():
     gap = Criterion("gap", {"a": 1, "b": -1, "c": -1, "d": 1}, low=0.0)
     measured = values(a=[5.0, 6.0, 7.0], b=[1.0, 2.0, 3.1], c=[4.0, 4.0, 4.0], d=[1.0, 1.0, 1.0])
     decided = gap.decide(measured)
-    assert decided.mean == pytest.approx((1 + 1 + 0.9) / 3) and decided.outcome is Outcome.HOLDS
+    assert decided.mean == pytest.approx((1 + 1 + 0.9) / 3) and decided.outcome is ClaimOutcome.HOLDS
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,9 @@ def test_a_difference_of_differences():
 )
 def test_a_verdict_needs_all_criteria(outcomes, expected):
     decided = difference("a", "b").decide(values(a=[1.0, 1.0], b=[0.0, 0.0]))
-    assert verdict([replace(decided, outcome=Outcome[name]) for name in outcomes.split()]) is Outcome[expected]
+    assert (
+        verdict([replace(decided, outcome=ClaimOutcome[name]) for name in outcomes.split()]) is ClaimOutcome[expected]
+    )
 
 
 # ---- running and resuming
@@ -117,7 +119,7 @@ def test_a_verdict_needs_all_criteria(outcomes, expected):
 def toy(log: list[str], stop_after: int | None = None) -> Claim:
     """Two arms, measured by a formula; stops as Ctrl-C does."""
 
-    def steps(bench: Bench, seeds: int) -> list[Step]:
+    def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
         def measure(arm, seed):
             def compute(folder, show):
                 if stop_after is not None and len(log) >= stop_after:
@@ -127,12 +129,12 @@ def toy(log: list[str], stop_after: int | None = None) -> Claim:
 
             return compute
 
-        return [Step(f"{arm},seed={s}", str(s), measure(arm, s)) for s in range(seeds) for arm in ("one", "three")]
+        return [ClaimStep(f"{arm},seed={s}", str(s), measure(arm, s)) for s in range(seeds) for arm in ("one", "three")]
 
     return Claim(
         name="toy",
         title=Text("Three is longer", "三更长"),
-        paper=Paper("P", "0000.00000", "Table 1"),
+        paper=Citation("P", "0000.00000", "Table 1"),
         says=Text("so", "如此"),
         here=Text("counted", "数一数"),
         arms=(Arm("one"), Arm("three")),
@@ -216,7 +218,7 @@ def test_the_networks_of_every_training_can_be_built(settings, monkeypatch, tmp_
 
     for module in ("pooling", "positions", "mixup", "conv_stem", "post_norm", "data_hungry", "mae_mask_ratio"):
         monkeypatch.setattr(f"vitlab.study.reproduce.claims.{module}.grid", remember)
-        CLAIMS[module.replace("_", "-")].steps(Bench(settings), 1)
+        CLAIMS[module.replace("_", "-")].steps(Workbench(settings), 1)
     assert len(recipes) == 2 + 3 + 3 + 4 + 4 + 4 + 4
     sources = {recipe.data.source for recipe in recipes.values()}
     assert sources == ({"cifar10"} if settings else {"digits"})
@@ -225,14 +227,14 @@ def test_the_networks_of_every_training_can_be_built(settings, monkeypatch, tmp_
 
 
 def test_fractions_have_equal_steps():
-    bench = Bench()
+    bench = Workbench()
     some, every = bench.network("vit", 15, 0, fraction=0.1), bench.network("vit", 15, 0)
     assert some.run.epochs == 10 * every.run.epochs
     assert some.optim.warmup_epochs / some.run.epochs == pytest.approx(every.optim.warmup_epochs / every.run.epochs)
 
 
 def test_a_path_is_that_of_cifar10():
-    recipe = Bench(("data.path=cifar-10-binary.tar.gz", "optim.lr=0.01")).network("vit", 20, 1)
+    recipe = Workbench(("data.path=cifar-10-binary.tar.gz", "optim.lr=0.01")).network("vit", 20, 1)
     assert (recipe.data.source, recipe.data.path) == ("cifar10", "cifar-10-binary.tar.gz")
     assert (recipe.model.name, recipe.optim.lr, recipe.run.seed) == ("vit_cifar", 0.01, 1)
 

@@ -28,7 +28,7 @@ RESERVED = {"run.seed": "--seeds", "run.dir": "-o", "run.eval_every": "nothing: 
 
 
 @dataclass(frozen=True)
-class Source:
+class DataPreset:
     """A dataset with the networks and augmentation that fit its images."""
 
     name: str
@@ -40,14 +40,14 @@ class Source:
 
 
 SOURCES = {
-    "digits": Source(
+    "digits": DataPreset(
         name="digits",
         batch=64,
         augment={"crop": "padded", "padding": 1, "border": "zeros", "smoothing": 0.1},
         networks={"vit": ("vit_digits", {}), "resnet": ("resnet_cifar", {"image_size": 8})},
         recipes={"mae": "mae_digits", "dino": "dino_digits", "clip": "clip_digits"},
     ),
-    "cifar10": Source(
+    "cifar10": DataPreset(
         name="cifar10",
         batch=128,
         augment={"crop": "padded", "padding": 4, "flip": True, "smoothing": 0.1},
@@ -59,7 +59,7 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class Workbench:
     """Makes the recipes. `settings` are those of `vitlab train`, for every run."""
 
     settings: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Bench:
         with_settings(self.source_recipe, list(self.settings))  # unknown names are refused before anything runs
 
     @property
-    def source(self) -> Source:
+    def source(self) -> DataPreset:
         """data.path without data.source is that of CIFAR-10: digits need no files."""
         values = {key.strip(): text.strip() for key, _, text in (s.partition("=") for s in self.settings)}
         name = values.get("data.source", "cifar10" if "data.path" in values else "digits")

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitlab.checkpoints.load import load_with_report
 from vitlab.images.photos import PHOTOS, PREFIX
 from vitlab.models.plain import PlainTransformer
-from vitlab.study.reproduce.claim import Step
+from vitlab.study.reproduce.claim import ClaimStep
 from vitlab.training.loop import Show
 
 DIGITS = 30  # images
@@ -28,6 +28,6 @@ def images_for(model: PlainTransformer) -> list[str]:
     return [f"{PREFIX}{name}" for name in PHOTOS]
 
 
-def model_by_model(names: Sequence[str], measure: Callable[[str, Path, Show], dict[str, float]]) -> list[Step]:
+def model_by_model(names: Sequence[str], measure: Callable[[str, Path, Show], dict[str, float]]) -> list[ClaimStep]:
     """One step for each model."""
-    return [Step(name, name, partial(measure, name)) for name in names]
+    return [ClaimStep(name, name, partial(measure, name)) for name in names]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitlab.language import Language
-from vitlab.study.reproduce.bench import Bench
+from vitlab.study.reproduce.bench import Workbench
 from vitlab.study.reproduce.verdict import Criterion
 from vitlab.training.loop import Show
 
@@ -25,14 +25,14 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Paper:
+class Citation:
     name: str
     arxiv: str
     place: str  # section, figure, table
 
 
 @dataclass(frozen=True)
-class Step:
+class ClaimStep:
     """One part of an experiment that is repeated as a whole after an interruption."""
 
     name: str  # of its folder
@@ -53,12 +53,12 @@ class Arm:
 class Claim:
     name: str
     title: Text  # the claim in one sentence
-    paper: Paper
+    paper: Citation
     says: Text  # what the paper says, with its numbers
     here: Text  # the experiment
     arms: tuple[Arm, ...]
     rule: tuple[Criterion, ...]  # all must hold
-    steps: Callable[[Bench, int], list[Step]]  # (networks and data, number of seeds)
+    steps: Callable[[Workbench, int], list[ClaimStep]]  # (networks and data, number of seeds)
     scale: Literal["accuracy", "number"] = "accuracy"
     measured: str = "test accuracy"  # label of the axis
     axis: str = ""  # of the arms' x

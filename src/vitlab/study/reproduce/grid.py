@@ -9,7 +9,7 @@ from typing import Any
 
 from vitlab.study.grid import file_safe
 from vitlab.study.reproduce.bench import accuracy
-from vitlab.study.reproduce.claim import Step
+from vitlab.study.reproduce.claim import ClaimStep
 from vitlab.training.loop import Show
 from vitlab.training.recipe import Recipe
 
@@ -18,10 +18,10 @@ Score = Callable[[Recipe, Path, Show], float]
 
 def grid(
     arms: Mapping[str, Any], recipe: Callable[[Any, int], Recipe], seeds: int, score: Score = accuracy
-) -> list[Step]:
+) -> list[ClaimStep]:
     """`recipe(arm's value, seed)` for all arms, seed by seed."""
     return [
-        Step(file_safe(f"{arm},seed={seed}"), str(seed), partial(_measure, arm, recipe(varied, seed), score))
+        ClaimStep(file_safe(f"{arm},seed={seed}"), str(seed), partial(_measure, arm, recipe(varied, seed), score))
         for seed in range(seeds)
         for arm, varied in arms.items()
     ]
@@ -31,6 +31,6 @@ def _measure(arm: str, recipe: Recipe, score: Score, folder: Path, show: Show) -
     return {arm: score(recipe, folder, show)}
 
 
-def seed_by_seed(seeds: int, measure: Callable[[int, Path, Show], dict[str, float]]) -> list[Step]:
+def seed_by_seed(seeds: int, measure: Callable[[int, Path, Show], dict[str, float]]) -> list[ClaimStep]:
     """One step for each seed, which measures all arms."""
-    return [Step(f"seed={seed}", str(seed), partial(measure, seed)) for seed in range(seeds)]
+    return [ClaimStep(f"seed={seed}", str(seed), partial(measure, seed)) for seed in range(seeds)]

@@ -14,14 +14,14 @@ from typing import Any
 from vitlab.language import Language
 from vitlab.study.reproduce.claim import Claim
 from vitlab.study.reproduce.claims import CLAIMS
-from vitlab.study.reproduce.verdict import Criterion, Decision, Outcome, verdict
+from vitlab.study.reproduce.verdict import ClaimOutcome, Criterion, Decision, verdict
 from vitlab.training.runs import to_markdown
 
 NOT_RUN = "not run"
 WORDS: dict[str, str] = {  # English -> Chinese
-    Outcome.HOLDS: "成立",
-    Outcome.FAILS: "不成立",
-    Outcome.UNDECIDED: "无法判定",
+    ClaimOutcome.HOLDS: "成立",
+    ClaimOutcome.FAILS: "不成立",
+    ClaimOutcome.UNDECIDED: "无法判定",
     NOT_RUN: "未运行",
     "claim": "论断",
     "title": "内容",

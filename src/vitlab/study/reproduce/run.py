@@ -19,8 +19,8 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.native import write_text
 from vitlab.errors import UsageError
 from vitlab.language import Language
-from vitlab.study.reproduce.bench import Bench
-from vitlab.study.reproduce.claim import Claim, Step
+from vitlab.study.reproduce.bench import Workbench
+from vitlab.study.reproduce.claim import Claim, ClaimStep
 from vitlab.study.reproduce.claims import CLAIMS
 from vitlab.study.reproduce.result import Result, read_result, report
 from vitlab.study.runner import format_duration
@@ -50,7 +50,7 @@ def reproduce(
     if settings and not claim.seeded:
         show.note(f"{claim.name} trains nothing: settings change nothing.")
         settings = ()
-    steps = claim.steps(Bench(tuple(settings)), seeds)
+    steps = claim.steps(Workbench(tuple(settings)), seeds)
     _check_folder(place, settings)
     command = _command(claim, folder, seeds, settings)
     write_study_json(place, "reproduce", {"claim": claim.name, "settings": list(settings)}, command)
@@ -75,7 +75,7 @@ def stored_results(folder: Path | None = None) -> list[Result]:
     return results
 
 
-def _run_steps(steps: list[Step], place: Path, show: Show) -> Iterator[tuple[Step, dict[str, Any]]]:
+def _run_steps(steps: list[ClaimStep], place: Path, show: Show) -> Iterator[tuple[ClaimStep, dict[str, Any]]]:
     """(step, its stored values and seconds); those of an earlier command first."""
     paths = {step.name: place / "steps" / f"{step.name}.json" for step in steps}
     (place / "steps").mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def _run_steps(steps: list[Step], place: Path, show: Show) -> Iterator[tuple[Ste
         yield step, done[step.name]
 
 
-def _run_step(step: Step, runs: Path, show: Show) -> dict[str, Any]:
+def _run_step(step: ClaimStep, runs: Path, show: Show) -> dict[str, Any]:
     """Its values, and its seconds: those of trainings that were interrupted count from their beginning."""
     start = time.perf_counter()
     values = step.measure(runs, show)

@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 Values = Mapping[str, Mapping[str, float]]  # arm -> unit -> measured value
 
 
-class Outcome(StrEnum):
+class ClaimOutcome(StrEnum):
     HOLDS = "holds"
     FAILS = "does not hold"
     UNDECIDED = "undecided"
@@ -43,11 +43,11 @@ class Criterion:
         ]
         low, high = interval(sums)
         if self.low < low and high < self.high:
-            outcome = Outcome.HOLDS
+            outcome = ClaimOutcome.HOLDS
         elif high <= self.low or low >= self.high:
-            outcome = Outcome.FAILS
+            outcome = ClaimOutcome.FAILS
         else:
-            outcome = Outcome.UNDECIDED
+            outcome = ClaimOutcome.UNDECIDED
         return Decision(self, outcome, fmean(sums) if sums else math.nan, low, high, len(sums))
 
 
@@ -56,7 +56,7 @@ class Decision:
     """A criterion and what was measured."""
 
     criterion: Criterion
-    outcome: Outcome
+    outcome: ClaimOutcome
     mean: float
     low: float  # of the 95 % interval
     high: float
@@ -71,12 +71,12 @@ def value(arm: str, low: float = -math.inf, high: float = math.inf) -> Criterion
     return Criterion(arm, {arm: 1.0}, low, high)
 
 
-def verdict(decisions: Sequence[Decision]) -> Outcome:
+def verdict(decisions: Sequence[Decision]) -> ClaimOutcome:
     """A claim holds if all criteria do; it does not if one fails."""
     outcomes = {decision.outcome for decision in decisions}
-    if Outcome.FAILS in outcomes:
-        return Outcome.FAILS
-    return Outcome.HOLDS if outcomes == {Outcome.HOLDS} else Outcome.UNDECIDED
+    if ClaimOutcome.FAILS in outcomes:
+        return ClaimOutcome.FAILS
+    return ClaimOutcome.HOLDS if outcomes == {ClaimOutcome.HOLDS} else ClaimOutcome.UNDECIDED
 
 
 def common_units(values: Values, arms: Sequence[str]) -> list[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitlab.explain.distance import attention_statistics
-from vitlab.study.reproduce.bench import Bench
+from vitlab.study.reproduce.bench import Workbench
 from vitlab.study.reproduce.bundled import bundled_encoder, images_for, model_by_model
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.verdict import difference, value
 from vitlab.training.loop import Show
 
@@ -29,7 +29,7 @@ def measure(name: str, folder: Path, show: Show) -> dict[str, float]:
     return {WIDEST: float(share[0].max()), NARROWEST: float(share[0].min()), **means}
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return model_by_model(MODELS, measure)
 
 
@@ -39,7 +39,7 @@ CLAIM = Claim(
         "In the first layer some heads reach far and others stay near; distance grows with depth",
         "第一层中有的头看得远、有的头只看近处；距离随深度增加",
     ),
-    paper=Paper("ViT", "2010.11929", "Section 4.5, Figure 7 right; Appendix D.7"),
+    paper=Citation("ViT", "2010.11929", "Section 4.5, Figure 7 right; Appendix D.7"),
     says=Text(
         "Some heads attend to most of the image already in the lowest layers, others have small distances there; "
         "distance increases with depth.",

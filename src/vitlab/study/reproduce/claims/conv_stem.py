@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitlab.study.reproduce.bench import ADAMW, SGD, Bench
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import ADAMW, SGD, Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import Criterion, difference
 from vitlab.training.recipe import Recipe
@@ -16,7 +16,7 @@ ARMS = {f"{stem}, {name}": (kind, optim) for stem, kind in STEMS.items() for nam
 LOSS = {"patch stem, AdamW": 1.0, "patch stem, SGD": -1.0, "conv stem, AdamW": -1.0, "conv stem, SGD": 1.0}
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     def recipe(arm: tuple[str, dict[str, Any]], seed: int) -> Recipe:
         kind, optim = arm
         return bench.network("vit", 20, seed, {"model.stem": kind}, optim=optim)
@@ -27,7 +27,7 @@ def steps(bench: Bench, seeds: int) -> list[Step]:
 CLAIM = Claim(
     name="conv-stem",
     title=Text("A convolutional stem is better, and loses less with SGD", "卷积 stem 更好，换成 SGD 也损失更少"),
-    paper=Paper("Early Convolutions", "2106.14881", "Section 5, Figures 3 to 5"),
+    paper=Citation("Early Convolutions", "2106.14881", "Section 5, Figures 3 to 5"),
     says=Text(
         "With a convolutional stem a ViT converges faster and reaches a higher accuracy, and SGD comes close to AdamW, "
         "while with a patch stem SGD is far worse.",

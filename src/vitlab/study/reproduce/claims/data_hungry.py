@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitlab.study.reproduce.bench import MUON, SGD, Bench, Network
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import MUON, SGD, Network, Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import Criterion, difference
 from vitlab.training.recipe import Recipe
@@ -16,7 +16,7 @@ ARMS = {
 GAP = {"ResNet, 10 %": 1.0, "ViT, 10 %": -1.0, "ResNet, 100 %": -1.0, "ViT, 100 %": 1.0}
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     def recipe(arm: tuple[Network, float], seed: int) -> Recipe:
         kind, fraction = arm
         return bench.network(kind, 15, seed, optim=SGD if kind == "resnet" else MUON, fraction=fraction)
@@ -29,7 +29,7 @@ CLAIM = Claim(
     title=Text(
         "With few images the ResNet wins, and with more the ViT catches up", "图像少时 ResNet 占优，图像多了 ViT 追上来"
     ),
-    paper=Paper("ViT", "2010.11929", "Section 4.3, Figures 3 and 4"),
+    paper=Citation("ViT", "2010.11929", "Section 4.3, Figures 3 and 4"),
     says=Text(
         "On subsets of JFT, ViT-B/32 is much worse than a ResNet-50 of similar cost with 9 M images, and better with "
         "90 M.",

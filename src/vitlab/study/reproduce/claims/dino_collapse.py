@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 
 from vitlab.models.registry import find
-from vitlab.study.reproduce.bench import Bench, train
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench, train
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import value
 from vitlab.training.loop import Show
@@ -34,14 +34,14 @@ def teacher_entropy(recipe: Recipe, run: Path, show: Show) -> float:
     return fmean(entropies[-LAST:]) / math.log(config.option("out_dim"))
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return grid(ARMS, lambda varied, seed: bench.pretraining("dino", 10, seed, varied), seeds, teacher_entropy)
 
 
 CLAIM = Claim(
     name="dino-collapse",
     title=Text("DINO collapses without centring and without sharpening", "DINO 缺少居中或锐化都会坍塌"),
-    paper=Paper("DINO", "2104.14294", "Section 5.3, Figure 7"),
+    paper=Citation("DINO", "2104.14294", "Section 5.3, Figure 7"),
     says=Text(
         "Without centring the teacher's entropy goes to 0 (one output), without sharpening to ln K (uniform); with "
         "both neither happens.",

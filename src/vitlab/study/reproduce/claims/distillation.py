@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from vitlab.study.reproduce.bench import SGD, Bench, accuracy, train
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import SGD, Workbench, accuracy, train
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import seed_by_seed
 from vitlab.study.reproduce.verdict import difference
 from vitlab.training.loop import Show
@@ -16,7 +16,7 @@ FRACTION, EPOCHS = 0.2, 15
 TAUGHT, ALONE, TEACHER = "with teacher", "labels only", "the teacher"
 
 
-def measure(bench: Bench, seed: int, folder: Path, show: Show) -> dict[str, float]:
+def measure(bench: Workbench, seed: int, folder: Path, show: Show) -> dict[str, float]:
     teacher = bench.network("resnet", EPOCHS, seed, optim=SGD, fraction=FRACTION)
     weights = train(teacher, folder / "teacher", show)
     student = {
@@ -32,14 +32,14 @@ def measure(bench: Bench, seed: int, folder: Path, show: Show) -> dict[str, floa
     }
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return seed_by_seed(seeds, partial(measure, bench))
 
 
 CLAIM = Claim(
     name="distillation",
     title=Text("A convolutional teacher helps a ViT", "卷积网络当教师能帮助 ViT"),
-    paper=Paper("DeiT", "2012.12877", "Section 5.2, Table 3"),
+    paper=Citation("DeiT", "2012.12877", "Section 5.2, Table 3"),
     says=Text(
         "DeiT-B on ImageNet: 81.8 % with labels only, 83.4 % with hard distillation through a distillation token.",
         "DeiT-B 在 ImageNet 上：只用标签 81.8 %，通过蒸馏 token 做硬蒸馏 83.4 %。",

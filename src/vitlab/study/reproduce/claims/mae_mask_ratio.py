@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitlab.checkpoints.load import load_with_report
-from vitlab.study.reproduce.bench import Bench, train
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench, train
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import difference
 from vitlab.training.batches import ImageSet
@@ -29,14 +29,14 @@ def probe(recipe: Recipe, run: Path, show: Show) -> float:
     return probe_accuracy(learned, tested)
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return grid(ARMS, lambda varied, seed: bench.pretraining("mae", 15, seed, varied), seeds, probe)
 
 
 CLAIM = Claim(
     name="mae-mask-ratio",
     title=Text("Hiding 75 % of the patches is best", "遮住 75 % 的图块最好"),
-    paper=Paper("MAE", "2111.06377", "Section 4.1, Figure 5"),
+    paper=Citation("MAE", "2111.06377", "Section 4.1, Figure 5"),
     says=Text(
         "Linear probe on ImageNet: 54.6 % with a small mask ratio, 73.5 % with 75 %, and less again above that.",
         "ImageNet 线性探测：遮挡比例很小时 54.6 %，75 % 时 73.5 %，更高又下降。",

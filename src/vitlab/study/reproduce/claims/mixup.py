@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitlab.study.reproduce.bench import Bench
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import difference
 
@@ -14,14 +14,14 @@ MIXING = {
 }
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return grid(MIXING, lambda varied, seed: bench.network("vit", 20, seed, varied), seeds)
 
 
 CLAIM = Claim(
     name="mixup",
     title=Text("Mixup and CutMix improve a ViT", "Mixup 与 CutMix 能提升 ViT"),
-    paper=Paper("DeiT", "2012.12877", "Table 8"),
+    paper=Citation("DeiT", "2012.12877", "Table 8"),
     says=Text(
         "DeiT-B, 300 epochs on ImageNet: 81.8 % with both, 80.0 % without CutMix, 78.7 % without Mixup, 75.8 % without "
         "either.",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitlab.factory import create
 from vitlab.models.base import evaluating
-from vitlab.study.reproduce.bench import Bench
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import seed_by_seed
 from vitlab.study.reproduce.verdict import value
 from vitlab.training.loop import Show
@@ -48,14 +48,14 @@ def measure(name: str, seed: int, folder: Path, show: Show) -> dict[str, float]:
     return changes
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return seed_by_seed(seeds, partial(measure, bench.source.networks["vit"][0]))
 
 
 CLAIM = Claim(
     name="patch-order",
     title=Text("Without positions, an image is a bag of patches", "没有位置，图像就只是一袋图块"),
-    paper=Paper("ViT", "2010.11929", "Appendix D.4"),
+    paper=Citation("ViT", "2010.11929", "Appendix D.4"),
     says=Text(
         "Without positions the input is a bag of patches: their order does not matter.",
         "没有位置信息时，输入是一袋图块，顺序无关紧要。",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitlab.study.reproduce.bench import Bench
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import difference
 
@@ -14,14 +14,14 @@ POOLING = {
 MARGIN = 0.02
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return grid(POOLING, lambda varied, seed: bench.network("vit", 20, seed, varied), seeds)
 
 
 CLAIM = Claim(
     name="pooling",
     title=Text("The class token and mean pooling come out alike", "分类 token 与平均池化效果相当"),
-    paper=Paper("ViT", "2010.11929", "Appendix D.3, Figure 9"),
+    paper=Citation("ViT", "2010.11929", "Appendix D.3, Figure 9"),
     says=Text(
         "Both work about equally well on ImageNet (5-shot); they only need different learning rates.",
         "两者在 ImageNet（5-shot）上效果相当，只是需要不同的学习率。",

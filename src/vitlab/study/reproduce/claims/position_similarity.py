@@ -11,9 +11,9 @@ from scipy.stats import rankdata
 from vitlab.explain.distance import patch_distances
 from vitlab.explain.weights import position_similarity
 from vitlab.models.plain import PlainTransformer
-from vitlab.study.reproduce.bench import Bench
+from vitlab.study.reproduce.bench import Workbench
 from vitlab.study.reproduce.bundled import bundled_encoder, model_by_model
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.verdict import difference, value
 from vitlab.training.loop import Show
 
@@ -38,14 +38,14 @@ def measure(name: str, folder: Path, show: Show) -> dict[str, float]:
     return {"trained": correlation(model), "untrained": correlation(untrained)}
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return model_by_model(MODELS, measure)
 
 
 CLAIM = Claim(
     name="position-similarity",
     title=Text("Learned positions of near patches are similar", "相邻图块学到的位置向量相似"),
-    paper=Paper("ViT", "2010.11929", "Section 4.5, Figure 7 centre"),
+    paper=Citation("ViT", "2010.11929", "Section 4.5, Figure 7 centre"),
     says=Text(
         "Closer patches tend to have more similar position embeddings, and rows and columns can be seen.",
         "越近的图块，位置嵌入往往越相似，还能看出行与列。",

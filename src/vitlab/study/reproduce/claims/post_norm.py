@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitlab.study.reproduce.bench import ADAMW, Bench
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import ADAMW, Workbench
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import grid
 from vitlab.study.reproduce.verdict import difference
 
@@ -17,14 +17,14 @@ ARMS = {
 MARGIN = 0.05
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return grid(ARMS, lambda varied, seed: bench.network("vit", EPOCHS, seed, varied, optim=OPTIM), seeds)
 
 
 CLAIM = Claim(
     name="post-norm",
     title=Text("Post-norm needs warm-up, pre-norm does not", "Post-norm 需要预热，pre-norm 不需要"),
-    paper=Paper("Xiong et al.", "2002.04745", "Section 3.2, Figure 2; Section 4"),
+    paper=Citation("Xiong et al.", "2002.04745", "Section 3.2, Figure 2; Section 4"),
     says=Text(
         "Translation IWSLT14 De-En, post-norm with Adam: 8.45 BLEU without warm-up and about 34 with it; pre-norm "
         "trains as well without.",

@@ -8,8 +8,8 @@ from statistics import fmean
 
 from vitlab.checkpoints.load import load_with_report
 from vitlab.models.two_towers import TwoTowers
-from vitlab.study.reproduce.bench import Bench, train
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench, train
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import seed_by_seed
 from vitlab.study.reproduce.verdict import difference
 from vitlab.text.templates import LISTS
@@ -22,7 +22,7 @@ ONE, ALL, NAME = "one prompt", "all prompts", "name alone"
 TEMPLATES = LISTS["held_out"]
 
 
-def measure(bench: Bench, seed: int, folder: Path, show: Show) -> dict[str, float]:
+def measure(bench: Workbench, seed: int, folder: Path, show: Show) -> dict[str, float]:
     recipe = bench.pretraining("clip", 10, seed)
     model, data = load_with_report(train(recipe, folder, show))[0], data_of(recipe)
     assert isinstance(model, TwoTowers) and model.preprocess is not None
@@ -34,14 +34,14 @@ def measure(bench: Bench, seed: int, folder: Path, show: Show) -> dict[str, floa
     return {NAME: top1("{}"), ONE: fmean(map(top1, TEMPLATES)), ALL: top1(*TEMPLATES)}
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return seed_by_seed(seeds, partial(measure, bench))
 
 
 CLAIM = Claim(
     name="prompt-ensemble",
     title=Text("An ensemble of prompts is better than one", "多个提示模板的集成优于单个模板"),
-    paper=Paper("CLIP", "2103.00020", "Section 3.1.4"),
+    paper=Citation("CLIP", "2103.00020", "Section 3.1.4"),
     says=Text(
         "On ImageNet, 80 prompts together give 3.5 points more than one default prompt.",
         "在 ImageNet 上，80 个提示的集成比单个默认提示高 3.5 个百分点。",

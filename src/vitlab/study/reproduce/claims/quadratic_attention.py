@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitlab.explain.inspect import inspect
-from vitlab.study.reproduce.bench import Bench
+from vitlab.study.reproduce.bench import Workbench
 from vitlab.study.reproduce.bundled import model_by_model
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.verdict import value
 from vitlab.study.scaling import exponent
 from vitlab.training.loop import Show
@@ -30,7 +30,7 @@ def measure(size: str, folder: Path, show: Show) -> dict[str, float]:
     }
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return model_by_model(NETWORKS, measure)
 
 
@@ -39,7 +39,7 @@ CLAIM = Claim(
     title=Text(
         "Global attention is quadratic in the pixels, windows are linear", "全局注意力对像素数是二次的，窗口是线性的"
     ),
-    paper=Paper("Swin", "2103.14030", "Section 3.2, eqs. 1-2"),
+    paper=Citation("Swin", "2103.14030", "Section 3.2, eqs. 1-2"),
     says=Text(
         "Global attention costs 4hwC² + 2(hw)²C, window attention 4hwC² + 2M²hwC: quadratic and linear in hw.",
         "全局注意力的开销为 4hwC² + 2(hw)²C，窗口注意力为 4hwC² + 2M²hwC：对 hw 分别是二次和线性。",

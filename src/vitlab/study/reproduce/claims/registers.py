@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitlab.explain.weights import high_norm_tokens
-from vitlab.study.reproduce.bench import Bench
+from vitlab.study.reproduce.bench import Workbench
 from vitlab.study.reproduce.bundled import bundled_encoder, images_for, model_by_model
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.verdict import value
 from vitlab.training.loop import Show
 
@@ -21,14 +21,14 @@ def measure(name: str, folder: Path, show: Show) -> dict[str, float]:
     return {OUTLIERS: high_norm_tokens(model, images_for(model)).mean_share}
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return model_by_model(MODELS, measure)
 
 
 CLAIM = Claim(
     name="registers",
     title=Text("ViTs without registers have outlier tokens", "没有 register 的 ViT 会出现离群 token"),
-    paper=Paper("Vision Transformers Need Registers", "2309.16588", "Section 2.1, Figures 3 and 4"),
+    paper=Citation("Vision Transformers Need Registers", "2309.16588", "Section 2.1, Figures 3 and 4"),
     says=Text(
         "About 2 % of the patch tokens of DINOv2 grow to ten times the norm of the others; only in large models.",
         "DINOv2 约 2 % 的图块 token 的范数长到其余的十倍；只出现在大模型中。",

@@ -8,8 +8,8 @@ from pathlib import Path
 from vitlab.checkpoints.load import load_with_report
 from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import r_for, reducer_of
-from vitlab.study.reproduce.bench import Bench, train
-from vitlab.study.reproduce.claim import Arm, Claim, Paper, Step, Text
+from vitlab.study.reproduce.bench import Workbench, train
+from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.grid import seed_by_seed
 from vitlab.study.reproduce.verdict import difference
 from vitlab.training.batches import ImageSet
@@ -23,7 +23,7 @@ ALL, MOST = "all tokens", "75 %"
 MARGIN = 0.01
 
 
-def measure(bench: Bench, seed: int, folder: Path, show: Show) -> dict[str, float]:
+def measure(bench: Workbench, seed: int, folder: Path, show: Show) -> dict[str, float]:
     recipe = bench.network("vit", 20, seed)
     model, data = load_with_report(train(recipe, folder, show))[0], data_of(recipe)
     assert isinstance(model, PlainTransformer) and model.preprocess is not None
@@ -38,14 +38,14 @@ def measure(bench: Bench, seed: int, folder: Path, show: Show) -> dict[str, floa
     return numbers
 
 
-def steps(bench: Bench, seeds: int) -> list[Step]:
+def steps(bench: Workbench, seeds: int) -> list[ClaimStep]:
     return seed_by_seed(seeds, partial(measure, bench))
 
 
 CLAIM = Claim(
     name="tome",
     title=Text("Merging tokens without training costs little accuracy", "不经训练就合并 token，准确率损失很小"),
-    paper=Paper("ToMe", "2210.09461", "Abstract; Section 4"),
+    paper=Citation("ToMe", "2210.09461", "Abstract; Section 4"),
     says=Text(
         "ViT-L at 512 and ViT-H at 518 pixels: twice the throughput for a drop of 0.2 to 0.3 points, without training. "
         "Merging is better than dropping.",
