@@ -291,3 +291,8 @@ def test_a_run_on_the_ladder_shows_its_rung_and_its_weights(tmp_path, capsys):
     assert finished["model"] == "first/best"
     command(tmp_path, "table", None, None, True)
     assert list(json.loads(capsys.readouterr().out)[0])[: len(COLUMNS)] == list(COLUMNS)  # as before
+
+
+def test_numbers_are_shown_with_the_digits_that_mean_something():
+    cells = {"r2": -0.018696002448595594, "val_r2": 0.5, "loss": 1.23456, "seconds": 23.16, "images_per_second": 71.4}
+    assert [shown(key, value) for key, value in cells.items()] == ["-0.0187", "0.5000", "1.2346", "23.2", "71"]

@@ -301,7 +301,8 @@ def shown(key: str, value: object) -> str:
         return f"{100 * value:.2f} %"
     if key in ("params", "epochs"):
         return f"{value:,}"
-    return {"loss": f"{value:.4f}", "seconds": f"{value:.1f}", "images_per_second": f"{value:.0f}"}.get(key, f"{value}")
+    digits = {"loss": 4, "r2": 4, "val_r2": 4, "seconds": 1, "images_per_second": 0}.get(key)
+    return f"{value}" if digits is None else f"{value:.{digits}f}"
 
 
 def to_markdown(rows: Sequence[Mapping[str, object]]) -> str:
