@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -70,23 +71,30 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def built(saved, tmp_path_factory):
+def library():
+    """onnxruntime-web, which npm fetches while the page is built."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(runtime.runtime_files)
+
+
+@pytest.fixture(scope="module")
+def built(saved, library, tmp_path_factory):
     """The page, with empty files in place of onnxruntime-web."""
     folder = tmp_path_factory.mktemp("page")
-    library = [folder / name for name in runtime.FILES]
-    for file in library:
+    empty = [folder / name for name in runtime.FILES]
+    for file in empty:
         file.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "runtime_files", lambda archive: library)
+        patch.setattr(build, "runtime_files", lambda archive: empty)
         patch.setattr(torch.onnx, "export", partial(torch.onnx.export, optimize=False))  # saves half of the time
         return build.build_page(folder / "site", [f"{name}={path}" for name, path in saved.items()])
 
 
 @pytest.fixture(scope="module")
-def site(built):
+def site(built, library):
     """The built page at an address."""
     try:
-        for file in runtime.runtime_files():
+        for file in library.result():
             shutil.copyfile(file, built.folder / "page" / "files" / file.name)
     except ExportError as error:
         pytest.skip(f"onnxruntime-web could not be fetched: {error}")
