@@ -30,7 +30,7 @@ WRONG = {
         ["Name another place"],
     ),
     "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["unknown backend 'fast'", "use eager"]),
-    "a rank by another name": (["train", "digits", "model.lora_rank=8"], ["no 'model.lora_rank'", "'model.lora'?"]),
+    "a rank by another name": (["train", "digits", "model.lora_rank=8"], ["no 'model.lora_rank'", "model.lora=8?"]),
     "positions stretched by less than 1": (
         ["train", "digits", "model.name=dinov3_digits", "model.position_jitter=0.5"],
         ["position_jitter=0.5 must be a factor of 1 (no change) or more."],
