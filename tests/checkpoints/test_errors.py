@@ -276,7 +276,7 @@ def suggested(message: str) -> dict:
 
 
 def test_heads_are_asked_for(whole):
-    message = refused(whole / "model.safetensors", "number of heads", "--heads", eps=1e-6, activation="gelu")
+    message = refused(whole / "model.safetensors", "number of heads", eps=1e-6, activation="gelu")
     found = vitlab.load(whole / "model.safetensors", eps=1e-6, activation="gelu", **suggested(message))
     assert found.config.heads == suggested(message)["heads"]
 
@@ -302,7 +302,7 @@ def test_grid_is_asked_for(tmp_path):
     wide = tiny(image_size=(16, 24))
     path = tmp_path / "wide.safetensors"
     save_file(timm_state(wide), path)
-    message = refused(path, "6 patch positions are no square", "--image-size 16x24", **TOLD)
+    message = refused(path, "6 patch positions are no square", "image_size=(16, 24)", **TOLD)
     assert vitlab.load(path, **TOLD, **suggested(message)).config.image_size == (16, 24)
     refused(path, "7 positions do not fit a grid of 2x2", grid=(2, 2), **TOLD)
 
