@@ -270,7 +270,7 @@ def test_native_weights_without_their_card(tmp_path, model):
 
 def suggested(message: str) -> dict:
     """The options of the vitlab.load(...) call that an error suggests."""
-    call = re.search(r"vitlab\.load\(path, (\w+)=(.+?)\), or", message)
+    call = re.search(r"vitlab\.load\(path, (\w+)=(.+?)\)\.", message)
     assert call, message
     return {call[1]: eval(call[2], {})}
 
