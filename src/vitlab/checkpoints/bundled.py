@@ -7,7 +7,7 @@ from pathlib import Path
 from vitlab.errors import CheckpointError
 
 PREFIX = "bundled:"
-DEFAULT = "bundled:cifar10"  # where a command needs a model and is given none; the first on the page
+DEFAULT = "bundled:vit"  # where a command needs a model and is given none; the first on the page
 ALIASES: dict[str, str] = {}  # names of models that were replaced -> those of their successors
 FOLDER = Path(__file__).parents[1] / "bundled"
 
