@@ -147,8 +147,8 @@ def test_a_click_holds_the_patch(page, made):
 def test_layer_and_head_are_chosen(page, made):
     weights, views, _ = made
     page.mouse.move(*place_of(page, views[0], 9))
-    page.select_option("#layer", label="layer 1")
-    page.select_option("#head", label="head 2")
+    page.select_option("#layer", label="layer 2")
+    page.select_option("#head", label="head 3")
     settle(page)
     np.testing.assert_allclose(shown(page), weights[0, 1, 2, 12, 3:], atol=0.003)
     page.evaluate("all.scrollIntoView()")

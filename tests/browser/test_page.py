@@ -492,7 +492,7 @@ def test_everyone_can_use_it(page, width, locale, theme):
             tab.wait_for_selector(".stage[data-step=scores].active")
         tab.wait_for_function(
             "!document.querySelector('#panel-body[aria-busy]')"
-            " && !document.getAnimations().some((one) => one instanceof CSSTransition)"
+            " && !document.getAnimations().some((one) => one.effect.getTiming().iterations !== Infinity)"
         )
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, f"{place} is wider than the window"
         found = Axe().run(tab).response["violations"]

@@ -95,7 +95,7 @@ def test_the_default_is_there_and_comes_first():
 
 
 def test_names_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointError, match=r"no such model in the package; there are cifar10, .*digits"):
+    with pytest.raises(CheckpointError, match=r"no such model in the package; there are vit, cifar10, .*digits"):
         vitlab.load("bundled:imagenet")
     with pytest.raises(CheckpointError, match=r"In the package: bundled:digits"):
         vitlab.load("digits")

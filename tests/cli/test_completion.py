@@ -73,7 +73,7 @@ def test_what_is_in_the_package_and_what_was_trained_here(ask, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "photos" / "best").mkdir(parents=True)
     (tmp_path / "runs" / "photos" / "recipe.toml").touch()
-    there = [f"bundled:{name}" for name in ("cifar10", "clip", "digits", "dino", "mae", "vit")]
+    there = [f"bundled:{name}" for name in ("vit", "cifar10", "clip", "digits", "dino", "mae")]
     assert ask("bash", "predict", "") == [*there, "runs/photos/best"]
     assert ask("bash", "explain", "attention", "ru") == ["runs/photos/best"]
     assert ask("bash", "train", "--resume", "") == ["runs/photos"]
@@ -82,7 +82,7 @@ def test_what_is_in_the_package_and_what_was_trained_here(ask, tmp_path, monkeyp
 def test_bash_ends_a_word_at_a_colon(ask):
     """It tells bundled:ci as bundled, : and ci, and replaces the last of them alone."""
     assert ask("bash", "predict", "bundled", ":", "ci") == ["cifar10"]
-    assert ask("bash", "predict", "bundled", ":") == ["cifar10", "clip", "digits", "dino", "mae", "vit"]
+    assert ask("bash", "predict", "bundled", ":") == ["vit", "cifar10", "clip", "digits", "dino", "mae"]
     assert ask("bash", "predict", "bundled", ":", "cifar10", "x.png", "--image-s") == ["--image-size"]
     assert ask("bash", "train", "digits", "run.epochs", "=", "3", "--min") == ["--minutes"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 import pytest
 import torch
 
 import vitlab
 import vitlab.cli.main
-from vitlab.export import Comparison, runners
+from vitlab import optional
+from vitlab.errors import UsageError
+from vitlab.export import Comparison
 from vitlab.export.bench import BackendResult, default_reducers, fastest, run_bench
 from vitlab.export.fold import fold, without_layer_scale
 from vitlab.export.runners import RunnerFactory
@@ -145,14 +146,10 @@ def test_bench_with_fewer_tokens(tiny):
     assert default_reducers(tiny(patch_size=4)) == ["tome:r=24"]  # half of 48 patches, in one layer
 
 
-def test_a_rival_that_is_not_there_leaves_a_note(tiny, monkeypatch):
-    monkeypatch.setattr(runners, "find_spec", lambda name: None)
-    asked: dict[str, Any] = dict(
-        batch=2, rounds=1, compare=Comparison(images=2), backends=("folded",), reducers=[], against=["transformers"]
-    )
-    bench = run_bench(tiny(), **asked)
-    assert [row.title for row in bench.rows] == ["eager", "folded"]
-    assert "transformers does not run here" in bench.notes[0] and "vitlab[compare]" in bench.notes[0]
+def test_a_rival_that_is_not_installed_is_named_before_anything_runs(tiny, monkeypatch):
+    monkeypatch.setattr(optional, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"--against transformers needs transformers.*vitlab\[compare\]"):
+        run_bench(tiny(), batch=2, rounds=1, backends=("folded",), reducers=[], against=["transformers"])
 
 
 def test_memory_is_what_a_run_needs_and_not_what_is_left_of_the_last_one():

@@ -173,14 +173,27 @@ def test_an_image_without_a_group_is_refused(folder, empty):
         open_data(source, files=FileOptions(group="patient"))
 
 
-def test_corrections_are_for_classes(folder):
-    corrections = table(folder, ["path,split,label,suggested_label,action", "a.png,train,cat,,drop"], "c.csv")
-    for lines, columns, what in (
-        (["image,labels", "a.png,x", "b.png,", "c.png,x", "d.png,"], {}, "several labels"),
-        (["image,price", "a.png,1", "b.png,2", "c.png,3"], {"target": "price"}, "a number"),
-    ):
-        with pytest.raises(UsageError, match=f"images of one class each, and the data have {what}"):
-            open_data(table(folder, lines), columns=TargetColumns(**columns), apply=corrections)
+@pytest.mark.parametrize(
+    ("lines", "columns", "label", "what"),
+    [
+        (
+            ["image,labels,split", "a.png,x,train", "b.png,,train", "c.png,x,val", "d.png,,val"],
+            {},
+            "x",
+            "several labels",
+        ),
+        (["image,price,split", "a.png,1,train", "b.png,2,train", "c.png,3,val"], {"target": "price"}, "1", "a number"),
+    ],
+)
+def test_labels_and_numbers_are_dropped_and_not_relabelled(folder, lines, columns, label, what):
+    def corrected(action):
+        line = f"a.png,train,{label},2,{action}"
+        changes = table(folder, ["path,split,label,suggested_label,action", line], "c.csv")
+        return open_data(table(folder, lines), columns=TargetColumns(**columns), apply=changes)
+
+    assert [corrected("drop").train.name_of(i) for i in range(1)] == [str(folder / "b.png")]
+    with pytest.raises(DataError, match=f"images of one class each, and the data have {what}"):
+        corrected("relabel")
 
 
 def test_strata_are_the_rarest_label_and_tenths_of_numbers():

@@ -189,7 +189,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(run, tmp_path):
         (["optim.lr=1,1.0"], r"lr=1.0 is in the grid twice"),
         (["model.depth=2"], r"nothing to compare"),
         (["model.depth"], r"'model.depth' is not a setting"),
-        (["run.dir=a,b"], r"--dir"),
+        (["run.dir=a,b"], r"-o names the study's own"),
         (["run.device=cpu,tpu9"], r"^device=tpu9: device 'tpu9' is not known"),
         (["data.source=digits,digitz"], r"^source=digitz: unknown data source"),
         (["model.init_from=none,nowhere.pth"], r"^init_from=nowhere.pth: nowhere.pth: no such file"),
