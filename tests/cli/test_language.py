@@ -82,7 +82,7 @@ FIRST = {
     "wrong model name": (["inspect", "vit_bse"], 2, ["没有名为 'vit_bse' 的模型。是不是 'vit_base'"]),
     "a name has no weights": (["predict", "vit_base", "x.png"], 2, ["它是模型名，还没有权重。训练一个：vitlab train"]),
     "no checkpoint": (["predict", "nowhere", "x.png"], 2, ["nowhere：没有这个文件或文件夹。软件包里有：bundled:"]),
-    "wrong bundled name": (["predict", "bundled:cifar", "x.png"], 2, ["软件包里没有这个模型；有 cifar10"]),
+    "wrong bundled name": (["predict", "bundled:cifar", "x.png"], 2, ["软件包里没有这个模型；有 vit, cifar10"]),
     "no picture": (
         ["predict", "bundled:digits", "no.png"],
         1,
