@@ -131,7 +131,7 @@ def measured(address: str, seconds: float, visits: int) -> dict[str, Any]:
         page.select_option("#speed", "2")
         page.click("#play")
         gaps = sorted(page.evaluate(COUNT, seconds))
-        seconds = page.evaluate(OPEN_BLOCKS, BLOCKS)
+        opened: dict[str, list[float]] = page.evaluate(OPEN_BLOCKS, BLOCKS)
         heap = page.evaluate("performance.memory.usedJSHeapSize")
         browser.close()
     metrics = urllib.request.urlopen(f"{address}/metrics").read().decode()
@@ -140,7 +140,7 @@ def measured(address: str, seconds: float, visits: int) -> dict[str, Any]:
         "first_picture_s": round(median(times), 3),
         "frames_per_second": round(1000 * len(gaps) / sum(gaps), 1),
         "slowest_percent_of_frames_ms": round(gaps[int(0.99 * (len(gaps) - 1))], 1),
-        **{f"{name}_s": round(median(values), 3) for name, values in seconds.items() if values},
+        **{f"{name}_s": round(median(values), 3) for name, values in opened.items() if values},
         "server_mb": round(float(memory[1]) / 1e6) if memory else None,
         "page_heap_mb": round(heap / 1e6, 1),
     }

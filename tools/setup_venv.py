@@ -23,6 +23,7 @@ PYTHON = VENV / ("Scripts/python.exe" if sys.platform == "win32" else "bin/pytho
 PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar=off"]
 LARGE = 10  # MB from which a download is named
 LARGEST = "torch"  # about half of what running needs: one process installs it, the other one the rest
+WEIGHS_LIKE = 80  # as many other packages take about as long
 
 
 def main(dev: bool) -> None:
@@ -32,23 +33,24 @@ def main(dev: bool) -> None:
     if not PYTHON.exists():
         venv.create(VENV, with_pip=True)
     lists = [ROOT / "constraints.txt", *([ROOT / "constraints-dev.txt"] if dev else [])]
-    for path in lists:
-        install_list(path)
+    install_pins([line for path in lists for line in path.read_text(encoding="utf-8").splitlines() if "==" in line])
     # Adds what another platform needs beyond the lists, and says why where a package does not exist for it.
     constraints = [word for path in lists for word in ("-c", str(path))]
     run_pip([[*constraints, "-e", f"{ROOT}{'[dev]' if dev else ''}"]])
     print(f"installed in {time.monotonic() - started:.0f} s; {VENV.name} has {size_of(VENV) / 1e6:,.0f} MB", flush=True)
 
 
-def install_list(path: Path) -> None:
-    """Packages of the list that are not there, in two processes."""
-    pins = [line for line in path.read_text(encoding="utf-8").splitlines() if "==" in line]
-    missing = [pin for pin in pins if canonical(pin) not in installed()]
+def install_pins(pins: list[str]) -> None:
+    """Packages of the lists that are not there, in two processes."""
+    present = installed()
+    missing = [pin for pin in pins if canonical(pin) not in present]
     if not missing:
         return
     largest = [pin for pin in missing if pin.startswith(f"{LARGEST}==")]
-    halves = [largest, [pin for pin in missing if pin not in largest]] if largest else [missing[::2], missing[1::2]]
-    print(f"{path.name}: {len(missing)} of {len(pins)} packages are to be installed", flush=True)
+    others = [pin for pin in missing if pin not in largest]
+    share = max(0, (len(others) - WEIGHS_LIKE) // 2)  # of them, beside the largest
+    halves = [largest + others[:share], others[share:]] if largest else [others[::2], others[1::2]]
+    print(f"{len(missing)} of {len(pins)} packages are to be installed", flush=True)
     run_pip([["--no-deps", *half] for half in halves if half], {canonical(pin) for pin in missing})
 
 
