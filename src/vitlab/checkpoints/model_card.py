@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from vitlab.checkpoints import hub
 from vitlab.checkpoints.files import read_json
@@ -109,7 +108,7 @@ def _classes(model: Network) -> str:
     return f"## Classes\n\n{names}{more}."
 
 
-def _metrics(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:
+def _metrics(metrics: Mapping[str, object]) -> Iterable[tuple[str, str]]:
     for name, value in metrics.items():
         yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -122,7 +122,7 @@ def print_plain(text: str, end: str = "\n") -> None:
     print(printable(text), end=end, flush=True)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     text = json.dumps(spell_not_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     print_json_text(text + "\n")
 

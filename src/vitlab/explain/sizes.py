@@ -12,6 +12,7 @@ from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.plain import PlainConfig
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 
 
@@ -29,7 +30,7 @@ def size_of(name: str) -> tuple[int, int]:
         family, config = encoder_config(family, config)
     if isinstance(config, TwoTowersConfig):
         depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
-    elif hasattr(config, "depth"):
+    elif isinstance(config, PlainConfig):
         depths = {"depth": config.depth}
     else:
         return count_stages(family, config) if isinstance(config, StagedConfig) else count(family, config)

@@ -34,7 +34,7 @@ class StepDifference:
         return json_values(vars(self))
 
 
-def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def json_values(values: Mapping[str, object]) -> dict[str, Any]:
     """With None for infinity and NaN, which JSON does not have."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
