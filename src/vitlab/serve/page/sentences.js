@@ -10,10 +10,11 @@ export const offered = (known) => Boolean(able(known));
 
 export async function show(box, panel) {
   const model = able(data), text = el("textarea", { id: "sentences", "aria-label": t("cliphow") }), found = el("div", { class: "cards", id: "clip-answers", "aria-live": "polite" });
+  let asked = 0;
   text.value = "a photo of a cat\na photo of a dog\na photo of a ship\na photo of a frog";
   const ask = () => panel.guard(async () => {
-    const look = await panel.look(model.name), answer = await source.sentences(look, text.value);
-    if (!panel.current()) return;
+    const mine = ++asked, look = await panel.look(model.name), answer = await source.sentences(look, text.value);
+    if (mine !== asked || !panel.current()) return;
     clear(found);
     answer.texts.forEach((sentence, i) => {
       const canvas = board(look.sharp, sentence, 240), map = answer.maps[i];
