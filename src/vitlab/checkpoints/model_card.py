@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from vitlab.checkpoints import hub
 from vitlab.checkpoints.files import read_json
