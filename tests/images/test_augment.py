@@ -532,3 +532,14 @@ def print_time(rounds: int = 30) -> None:
 
 if __name__ == "__main__":
     print_time()
+
+
+def test_flips_in_turn_mirror_every_image_in_every_second_epoch():
+    augment = Augment(AugmentOptions(flip=True, flip_in_turn=True), (4, 4), [0.0], [1.0], scale=1.0)
+    images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).expand(200, 1, 4, 4)
+    numbers = np.arange(200)
+    epochs = [augment(images, numbers, seed=3, epoch=epoch)[:, 0, 0, 0] == 3 for epoch in range(4)]
+    assert 60 < int(epochs[0].sum()) < 140
+    assert all(torch.equal(epochs[epoch], epochs[0] ^ bool(epoch % 2)) for epoch in range(4))
+    with pytest.raises(ValueError, match="flip=True"):
+        AugmentOptions(flip_in_turn=True)

@@ -17,7 +17,7 @@ from vitlab.errors import DataError, UsageError
 from vitlab.evaluation import evaluate
 from vitlab.images.datasets import open_data, subset
 from vitlab.training.batches import ImageSet
-from vitlab.training.evaluate import evaluate_classifier
+from vitlab.training.evaluate import evaluate_classifier, shifted_views
 from vitlab.training.features import dataset_features
 
 
@@ -111,3 +111,17 @@ def test_image_size_is_that_of_load():
         evaluate(larger, "digits", image_size=16)
     with pytest.raises(ValueError, match="13 is not a multiple of 2"):
         evaluate("bundled:digits", "digits", image_size=13)
+
+
+def test_shifted_views_are_those_of_a_slow_loop():
+
+    images = torch.randn(2, 3, 6, 8)
+    (full, same), *moved = shifted_views(images, 1)
+    assert full == 0.5 and torch.equal(same, images)
+    for (weight, view), (down, right) in zip(moved, ((-1, -1), (1, 1)), strict=True):
+        assert weight == 0.25
+        for row in range(6):
+            for column in range(8):
+                y, x = abs(row + down), abs(column + right)
+                y, x = (y if y < 6 else 10 - y), (x if x < 8 else 14 - x)
+                assert torch.equal(view[..., row, column], images[..., y, x])

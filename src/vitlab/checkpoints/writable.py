@@ -26,7 +26,7 @@ def check_vit(library: str, c: ViTConfig, features: Iterable[str], others: Mappi
         "qkv_bias": ("qkv_bias=False", not c.attention.qkv_bias),
         "layer_scale": ("layer_scale", bool(c.residual.layer_scale)),
         "mlp": ("mlp=swiglu", c.mlp.kind == "swiglu"),
-        "stem": ("stem=conv", c.stem.kind == "conv"),
+        "stem": (f"stem={c.stem.kind}", c.stem.kind != "patch"),
         "patch_norms": ("patch_norms", c.stem.patch_norms),
         "patch_bias": ("patch_bias=False", not c.stem.patch_bias),
     }

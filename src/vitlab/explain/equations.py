@@ -11,6 +11,7 @@ from torch import nn
 
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.step_meanings import BlockParts, norm_name, stem_kind
+from vitlab.layers.hybrid_stem import HybridStem
 from vitlab.layers.patches import PatchEmbed
 from vitlab.models.plain import PlainTransformer
 
@@ -26,7 +27,7 @@ def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
     letters = [PREFIX_LETTERS[name] for name in dict.fromkeys(c.prefix)]
     tokens = f"[{'; '.join([*letters, stem])}]" if letters else stem
     made = [kind for kind in ("patch_embed", "prefix", "positions") if kind in model.traceable][-1]  # z₀
-    stated = f"{stem}: 3×3 convolutions of stride 2, then 1×1" if stem_kind(model) == "conv" else stem
+    stated = f"{stem}: {_convolutions(model)}" if stem_kind(model) == "conv" else stem
     start = {"patch_embed": stated, "prefix": tokens, "positions": f"{tokens} + E_pos"}
     last = "z_L" if model.norm is None else f"{ln}(z_L)"
     return {
@@ -41,6 +42,12 @@ def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
         "head": "(y_class W₁ + b₁ + y_distill W₂ + b₂) / 2" if "distillation" in c.prefix else "y W + b",
         "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
     }
+
+
+def _convolutions(model: PlainTransformer | PromptClassifier) -> str:
+    if isinstance(model.patch_embed, HybridStem):
+        return "2×2 whitening, then 3×3 convolutions and pooling by 2"
+    return "3×3 convolutions of stride 2, then 1×1"
 
 
 def _projection(embed: nn.Module) -> str:

@@ -19,6 +19,7 @@ from vitlab.explain.weights import (
     stem_filters,
     token_norms,
 )
+from vitlab.layers.hybrid_stem import HybridStem
 from vitlab.layers.patches import ConvStem
 from vitlab.models.hierarchy import Hierarchy
 
@@ -65,7 +66,7 @@ def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_s
 
 def _filters(model: TokenModel) -> dict[str, Any]:
     """Patch filters, or those of the first layer of a convolutional stem."""
-    if not isinstance(model, Hierarchy) and isinstance(model.patch_embed, ConvStem):
+    if not isinstance(model, Hierarchy) and isinstance(model.patch_embed, ConvStem | HybridStem):
         return {"stem_filters": stem_filters(model).numpy()}
     E = patch_filters(model)  # (D, C, P, P)
     return {"filters": components(E, min(FILTERS, len(E) - 1, E[0].numel())).numpy()}

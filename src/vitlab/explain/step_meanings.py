@@ -14,6 +14,7 @@ from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.stage_meanings import stage_meaning
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.hybrid_stem import HybridStem
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import TokenLayout
 from vitlab.models.base import Network
@@ -82,9 +83,9 @@ def _meanings(model: Network, layout: TokenLayout | None) -> dict[str, str]:
 
 
 def stem_kind(model: PlainTransformer | PromptClassifier) -> StemKind:
-    """How the image becomes tokens: patch (one matrix), conv (a small stack of convolutions) or other (a ResNet)."""
+    """How the image becomes tokens: patch (one matrix), conv (a stack of convolutions) or other (a ResNet)."""
     embed = model.patch_embed
-    return "patch" if isinstance(embed, PatchEmbed) else "conv" if isinstance(embed, ConvStem) else "other"
+    return "patch" if isinstance(embed, PatchEmbed) else "conv" if isinstance(embed, ConvStem | HybridStem) else "other"
 
 
 def norm_name(module: nn.Module | None) -> str:
@@ -179,6 +180,12 @@ def _stem_meaning(encoder: PlainTransformer) -> str:
     if isinstance(embed, ConvStem):
         count = sum(isinstance(layer, nn.Conv2d) for layer in embed.convs)
         return f"convolutional stem: {count} x (3x3 by 2, norm, relu), 1x1; {width} numbers for each {P}x{P} pixels"
+    if isinstance(embed, HybridStem):
+        count = len(embed.batch_norms)
+        return (
+            f"convolutional stem: 2x2 whitening, {count} x (3x3, norm, gelu), every other one with 2x2 max-pooling; "
+            f"{width} numbers for each {P}x{P} pixels"
+        )
     before = "" if embed.norm_in is None else f" ({norm_name(embed.norm_in)} first)"
     after = "" if embed.norm_out is None else f", then {norm_name(embed.norm_out)}"
     return f"every {P}x{P} patch{before} becomes a token of {width} numbers{after} (eq. 1)"

@@ -13,6 +13,7 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, grid_of, run_trace, token_model, wide
 from vitlab.explain.stages import one_grid
+from vitlab.layers.hybrid_stem import HybridStem
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
@@ -41,7 +42,7 @@ def patch_filters(model: TokenModel) -> Tensor:
         return wide(model.get_parameter("embeds.0.proj.weight").detach()).cpu()
     embed = model.patch_embed
     if not isinstance(embed, PatchEmbed):
-        stem = isinstance(embed, ConvStem)
+        stem = isinstance(embed, ConvStem | HybridStem)
         instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
         raise UsageError(
             f"this model cannot give patch filters: its stem is a {type(embed).__name__}, several layers deep, so no "
@@ -55,12 +56,18 @@ def patch_filters(model: TokenModel) -> Tensor:
 
 @torch.no_grad()
 def stem_filters(model: ModelOrName, n: int | None = None) -> Tensor:
-    """(n, 3, 3, C): `filters` of the first layer of a convolutional stem (stem="conv"); n=None: all of them."""
+    """(n, k, k, C): `filters` of the first layer of a convolutional stem (stem="conv": k=3, "hybrid": k=2).
+
+    n=None: all of them.
+    """
     model = token_model(model)
     embed = None if isinstance(model, Hierarchy) else model.patch_embed
-    if not isinstance(embed, ConvStem):
+    if isinstance(embed, HybridStem):
+        weight = embed.whiten.weight
+    elif isinstance(embed, ConvStem):
+        weight = embed.convs[0].weight
+    else:
         raise UsageError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
-    weight = embed.convs[0].weight
     assert isinstance(weight, Tensor)
     return components(wide(weight).cpu(), min(len(weight) - 1, weight[0].numel()) if n is None else n)
 

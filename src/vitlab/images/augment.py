@@ -40,6 +40,7 @@ class AugmentOptions:
     scale: tuple[float, float] = (0.08, 1.0)  # resized: part of the image's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # resized: width / height
     flip: bool = False  # left to right, one time in two
+    flip_in_turn: bool = False  # mirrored in every second epoch, instead of by chance
     randaugment: int = 0  # N: operations per image
     magnitude: float = 9.0  # M, 0 to 10: how far they go
     magnitude_std: float = 0.0  # the spread of M around its value (normal, cut to 0..10)
@@ -59,6 +60,8 @@ class AugmentOptions:
         ):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}.")
+        if self.flip_in_turn and not self.flip:
+            raise UsageError("flip_in_turn=True says when images are mirrored: set flip=True too.")
         check_counts(self, padding=1, randaugment=0)
         check_shares(self, magnitude=10, magnitude_std=10, jitter=1, erasing=1)
         check_ranges(self, scale=1.0, ratio=1e6)
@@ -157,8 +160,8 @@ class Augment:
             boxes = self.boxes(sizes, indices, seed=seed, epoch=epoch, repeat=repeat)
             images = resized_crop(images, boxes, self.size, self.interpolation)
         if o.flip:
-            flipped = torch.from_numpy(draw(FLIP, 1)[:, :, None, None] < 0.5).to(images.device)  # (B, 1, 1, 1)
-            images = torch.where(flipped, images.flip(-1), images)
+            mirrored = torch.from_numpy(self.mirrored(indices, seed=seed, epoch=epoch, repeat=repeat))
+            images = torch.where(mirrored[:, None, None, None].to(images.device), images.flip(-1), images)
         if o.randaugment:
             numbers = draw(RANDAUGMENT, ra.DRAWS * o.randaugment)
             images = ra.randaugment(images, numbers, o.magnitude, o.magnitude_std, fill)
@@ -181,6 +184,12 @@ class Augment:
             raise UsageError(f'boxes are drawn for crop="resized" only; this is crop={self.options.crop!r}.')
         numbers = uniform(seed, CROP, epoch, indices, repeat, count=BOX_DRAWS)
         return crop_boxes(numbers, np.asarray(sizes), self.options.scale, self.options.ratio)
+
+    def mirrored(self, indices: np.ndarray, *, seed: int, epoch: int, repeat: int | np.ndarray = 0) -> np.ndarray:
+        """(B,): which images are mirrored where flip is on; in turn: by chance in the first epoch, then by turns."""
+        if not self.options.flip_in_turn:
+            return uniform(seed, FLIP, epoch, indices, repeat, count=1)[:, 0] < 0.5
+        return (uniform(seed, FLIP, 0, indices, repeat, count=1)[:, 0] < 0.5) ^ (epoch % 2 == 1)
 
     def normalize(self, images: Tensor) -> Tensor:
         """(B, C, H, W) uint8 -> float32."""

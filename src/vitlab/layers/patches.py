@@ -63,12 +63,12 @@ def check_multiple(what: str, size: int, patch_size: int, remedy: str = ", or pa
         raise UsageError(f"{what}: {size} is not a multiple of {patch_size}: {either}{remedy}.")
 
 
-def check_halving(patch_size: int) -> int:
-    """How often the convolutional stem halves the image to reach this patch size."""
+def check_halving(patch_size: int, stem: str = "conv") -> int:
+    """How often a convolutional stem halves the image to reach this patch size."""
     steps = patch_size.bit_length() - 1
     if patch_size != 2**steps or steps < 1:
         raise UsageError(
-            f'stem="conv" halves the image step by step, so patch_size must be 2, 4, 8, 16 or 32, not {patch_size}: '
+            f'stem="{stem}" halves the image step by step, so patch_size must be 2, 4, 8, 16 or 32, not {patch_size}: '
             f'use {max(2, 2**steps)}, or stem="patch".'
         )
     return steps

@@ -28,6 +28,7 @@ from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config, largest_divisor, option_paths
 
 if TYPE_CHECKING:
+    from vitlab.layers.hybrid_stem import HybridStem
     from vitlab.layers.patches import ConvStem, PatchEmbed
 
 RATES = {"dropout", "attention_dropout", "patch_dropout", "stochastic_depth"}
@@ -158,7 +159,7 @@ class PlainTransformer(Network):
     """z_0 = embed(image);  z_l = block(z_{l-1});  y = pool(norm(z_L));  logits = head(y)."""
 
     config: Any  # a PlainConfig
-    patch_embed: PatchEmbed | ConvStem
+    patch_embed: PatchEmbed | ConvStem | HybridStem
     blocks: nn.ModuleList
     head: nn.Module
 

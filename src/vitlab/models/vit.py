@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block, SwiGLU
+from vitlab.layers.hybrid_stem import HybridStem
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.pooling import NORM_AFTER, AttentionPool
 from vitlab.layers.positions import (
@@ -42,6 +43,8 @@ class VisionTransformer(PlainTransformer):
         c = config
         if c.stem.kind == "conv":
             self.patch_embed = ConvStem(c.patch_size, c.channels, c.width, eps=c.norm.eps, pad=c.stem.pad)
+        elif c.stem.kind == "hybrid":
+            self.patch_embed = HybridStem(c.patch_size, c.channels, c.width, eps=c.norm.eps, pad=c.stem.pad)
         else:
             self.patch_embed = PatchEmbed(
                 *(c.patch_size, c.channels, c.width),
@@ -73,6 +76,8 @@ class VisionTransformer(PlainTransformer):
         self.head = new_head(self.feature_width, c.classes)
         self.head_distill = new_head(c.width, c.classes) if c.tokens.distill_token else None
         self.apply(init_weights)
+        if isinstance(self.patch_embed, HybridStem):
+            self.patch_embed.init_filters()
         for head in (self.head, self.head_distill):
             init_head(head)
 

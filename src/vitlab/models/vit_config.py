@@ -22,7 +22,7 @@ ResizeRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "bilinear
 
 @dataclass(frozen=True)
 class Stem(Config):
-    kind: Literal["patch", "conv"] = "patch"  # one patch convolution, or a small convolutional stem
+    kind: Literal["patch", "conv", "hybrid"] = "patch"  # one patch convolution; a small stack of them; a longer one
     patch_bias: bool = True
     patch_norms: bool = False  # LayerNorm before and after the projection (vit-pytorch)
     pad: bool = False  # let any image size in: zeros fill the last patches
@@ -200,10 +200,10 @@ def check_vit(c: ViTConfig) -> None:
         raise UsageError(f'pooling="attention" needs width {c.width} to be a multiple of heads {c.heads}.')
     if c.tokens.registers < 0 or c.head.head_hidden < 0 or c.residual.layer_scale < 0:
         raise UsageError("registers, head_hidden and layer_scale must be 0 or more.")
-    if c.stem.kind == "conv":
+    if c.stem.kind != "patch":
         if c.stem.patch_norms or not c.stem.patch_bias or c.stem.crop:
             raise UsageError('patch_norms=True, patch_bias=False and crop=True belong to stem="patch".')
-        check_halving(c.patch_size)
+        check_halving(c.patch_size, c.stem.kind)
     if c.stem.pad and c.stem.crop:
         raise UsageError("pad=True fills the last patches and crop=True leaves them out: choose one.")
     if c.drop.patch_dropout and c.positions.kind == "relative":

@@ -96,6 +96,7 @@ class PassOptions(TypedDict, total=False):
     processes: Processes | None  # that share the work; default: this one
     batch_size: int  # default: 256
     flip: bool  # average the outputs for each image and its mirror image
+    shift: int  # pixels: of the image moved so far up left and down right as well, at half the weight
     reducer: Reducer | None  # run a ViT with fewer tokens
     progress: Callable[[int], object] | None  # called with the number of images done, after each batch
 
@@ -106,14 +107,26 @@ def evaluate_classifier(
     """Scores of a classifier. `order`: for each class of the data the model's output, where their order differs."""
     start = time.perf_counter()
     look = partial(model, **_reducer(options))
+    flip, shift = options.get("flip", False), options.get("shift", 0)
 
     def scores(images: Tensor) -> Tensor:
-        out = look(images)
-        return (out + look(images.flip(-1))) / 2 if options.get("flip") else out
+        out = torch.zeros(())
+        for weight, view in shifted_views(images, shift):
+            out = out + weight * ((look(view) + look(view.flip(-1))) / 2 if flip else look(view))
+        return out
 
     logits, read, skipped = forward_all(model, scores, model.classes, image_set, **options)
     logits = logits if order is None else logits[:, order]
     return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
+
+
+def shifted_views(images: Tensor, shift: int) -> list[tuple[float, Tensor]]:
+    """Views of images (B, C, H, W) with their weights, which sum to 1: as they are, and moved by `shift` pixels."""
+    if not shift:
+        return [(1.0, images)]
+    H, W = images.shape[-2:]
+    wider = F.pad(images, (shift,) * 4, mode="reflect")
+    return [(0.5, images), (0.25, wider[..., :H, :W]), (0.25, wider[..., 2 * shift :, 2 * shift :])]
 
 
 Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
@@ -232,7 +245,7 @@ def forward_all(
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
     """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors.
 
-    Of the options, `flip` and `reducer` are the function's own concern.
+    Of the options, `flip`, `shift` and `reducer` are the function's own concern.
     """
     here = next(model.parameters(), torch.zeros(0)).device  # an exported model has no parameters
     who = options.get("processes") or Processes(device=here)

@@ -20,12 +20,15 @@ from vitlab.images.bands import MEASURED, SCALES, StoredPixels, measure_pixels
 from vitlab.images.datasets import Data, Dataset
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.sources.dataset import TargetKind
+from vitlab.layers.hybrid_stem import HybridStem
 from vitlab.models import registry
 from vitlab.models.base import Network, WrapsEncoder
 from vitlab.models.config import option_paths
 from vitlab.models.entry import Entry
 from vitlab.models.task import CLASSES
+from vitlab.models.vit import VisionTransformer
 from vitlab.text.tokenizer import Tokenizer
+from vitlab.training.batches import ImageSet
 from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.base import HEAD, check_own_settings
 from vitlab.training.recipe import ModelRecipe, Recipe
@@ -33,6 +36,7 @@ from vitlab.training.recipe import ModelRecipe, Recipe
 N = TypeVar("N", bound=Network)
 OUTPUTS: dict[TargetKind, str] = {"class": "{} classes", "labels": "{} labels", "number": "the number {1}"}
 COLOUR = ("randaugment", "jitter")  # augmentation that is for photos
+WHITENED_BY = 5000  # images
 SAME_WEIGHTS = ("image_size", "dropout", "attention_dropout", "stochastic_depth", "gradient_checkpointing")
 
 
@@ -227,6 +231,14 @@ def _around_encoder(recipe: ModelRecipe, entry: Entry, source: str) -> tuple[Net
     new = " and ".join(model.untrained)
     notes.append(f"started from the encoder of {source}, at its sizes: {loaded:,} parameters. Untrained: {new}.")
     return model, notes
+
+
+def whiten_stem(model: Network, images: ImageSet) -> None:
+    """Measure the whitening of a new hybrid stem on some of the training images, spread evenly."""
+    encoder = model.encoder
+    if isinstance(encoder, VisionTransformer) and isinstance(encoder.patch_embed, HybridStem):
+        some = np.unique(np.linspace(0, len(images) - 1, min(len(images), WHITENED_BY)).astype(int))
+        encoder.patch_embed.whiten_by(images.normalised(some)[0])
 
 
 def resized_notes(report: Report) -> list[str]:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]  # the base of all three
 
-from vitlab.images.augment import FLIP
-from vitlab.images.randomness import uniform
+from vitlab.images.augment import Augment
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network
 from vitlab.models.config import option_paths
@@ -79,8 +78,9 @@ class FeatureBatches(BatchDataset):
             return TrainingBatch(blank, unknown, numbers, self.originals.skipped)
         features = self.originals.vectors[rows]  # (B, E)
         if self.mirrored is not None:
-            draws = uniform(self.plan.seed, FLIP, epoch, indices, repeat, count=1)
-            features = torch.where(torch.from_numpy(draws < 0.5), self.mirrored.vectors[rows], features)
+            assert isinstance(self.augment, Augment)
+            mirrored = self.augment.mirrored(indices, seed=self.plan.seed, epoch=epoch, repeat=repeat)
+            features = torch.where(torch.from_numpy(mirrored)[:, None], self.mirrored.vectors[rows], features)
         return TrainingBatch(features, self.image_set.labels[numbers], numbers, self.originals.skipped)
 
 

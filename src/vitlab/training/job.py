@@ -22,7 +22,7 @@ from vitlab.training import processes
 from vitlab.training.batches import BalancedDraw, BatchDataset, ImageSet, Plan
 from vitlab.training.doctor import check_half
 from vitlab.training.features import Count
-from vitlab.training.finetune import build_for_data, for_pixels
+from vitlab.training.finetune import build_for_data, for_pixels, whiten_stem
 from vitlab.training.labels import differing
 from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.objectives.base import Forward, Objective
@@ -209,6 +209,8 @@ def prepare(
     model.to(who.device).train()
     assert model.preprocess is not None  # check_channels
     steps = steps_of(for_pixels(recipe, data), data, model.preprocess, who.rank, who.world)
+    if recipe.model.init_from is None:
+        whiten_stem(model, steps.image_set)
     decay, sharding = recipe.optim.ema, recipe.run.sharding
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
     if sharding == "fsdp" and who.world > 1:

@@ -93,7 +93,8 @@ def climb(
             f"{recipe.objective.name}."
         )
     objective_class(recipe.objective.name).check(recipe)  # not when the first rung that trains is reached
-    for name, value in (("model.reducer", recipe.model.reducer), ("augment.flip_at_test", recipe.augment.flip_at_test)):
+    views = [(f"augment.{name}", getattr(recipe.augment, name)) for name in ("flip_at_test", "shift_at_test")]
+    for name, value in (("model.reducer", recipe.model.reducer), *views):
         if value:  # probes would be compared, and test images scored, without it
             raise TrainingError(
                 f"{setting(name, value)} is for a single run, not for the ladder: name the weights, "

@@ -27,6 +27,7 @@ TOKENS = r"class_token|distill_token|mask_token|register_tokens"
 BLOCK = re.compile(r"(?:^|\.)(?:blocks|stages\.(\d+))\.(\d+)\.")  # stage, where there are stages; number within it
 EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|(?:embeds|positions)\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
 STAGE_NORM = re.compile(r"(?:^|\.)norms\.(\d+)\.")  # at the end of a stage
+STEM_FILTERS = re.compile(r"(?:^|\.)patch_embed\.(?:filters\.\d+|proj)\.weight$")
 NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
 
 
@@ -98,7 +99,10 @@ def newton_schulz(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor
 
 
 class Muon(Optimizer):
-    """torch.optim.Muon's update for 2-D weights, in float32 and batched by shape."""
+    """torch.optim.Muon's update, in float32 and batched by shape.
+
+    A filter (D, C, k, k) counts as a matrix (D, C k k).
+    """
 
     def __init__(
         self, params: ParamsT, lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
@@ -112,13 +116,14 @@ class Muon(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[tuple(parameter.shape)].append(parameter)
-            for (rows, columns), parameters in by_shape.items():
-                updates = torch.stack([self._with_momentum(p, group["momentum"]) for p in parameters])
+            for shape, parameters in by_shape.items():
+                updates = torch.stack([self._with_momentum(p, group["momentum"]).flatten(1) for p in parameters])
+                rows, columns = updates.shape[1:]
                 updates = newton_schulz(updates, group["steps"])  # (k, rows, columns)
                 rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
                 for parameter, update in zip(parameters, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(share_like(update, parameter), alpha=-rate)
+                    parameter.add_(share_like(update.view(shape), parameter), alpha=-rate)
 
     def _with_momentum(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov: the gradient, interpolated towards its running average; (rows, columns), not sharded."""
@@ -211,16 +216,19 @@ def has_gradients(optimizer: Optimizer) -> bool:
 
 
 def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Matrices inside the blocks for Muon; embeddings, heads, norms and biases for AdamW."""
+    """Matrices inside the blocks, and the filters of a hybrid stem, for Muon; the rest for AdamW."""
     matrices, rest = [], []
     for group in groups:
-        inside = [
-            p.ndim == 2 and BLOCK.search(n) is not None and n.endswith(".weight")
-            for n, p in zip(group["names"], group["params"], strict=True)
-        ]
+        inside = [_is_matrix(n, p) for n, p in zip(group["names"], group["params"], strict=True)]
         for wanted, target in ((True, matrices), (False, rest)):
             picked = [i for i, is_matrix in enumerate(inside) if is_matrix == wanted]
             if picked:
                 part = {key: [group[key][i] for i in picked] for key in ("params", "names")}
                 target.append({**group, **part})
     return matrices, rest
+
+
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    if parameter.ndim == 4:
+        return parameter.shape[-1] == 3 and STEM_FILTERS.search(name) is not None
+    return parameter.ndim == 2 and BLOCK.search(name) is not None and name.endswith(".weight")

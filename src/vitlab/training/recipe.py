@@ -60,6 +60,7 @@ class AugmentRecipe(Config):
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 4 / 3)
     flip: bool = False
+    flip_in_turn: bool = False  # with flip: mirrored in every second epoch, instead of by chance
     randaugment: int = 0  # operations per image
     magnitude: float = 9.0
     jitter: float = 0.0
@@ -71,6 +72,7 @@ class AugmentRecipe(Config):
     drop_patches: float = 0.0  # share of patches left out ...
     drop_patches_until: float = 1.0  # ... in this first part of the run
     flip_at_test: bool = False  # average the scores of an image and its mirror image
+    shift_at_test: int = 0  # pixels: of the image moved so far up left and down right as well, at half the weight
 
 
 AUTO = "auto"  # model.init_from: the best weights for the machine and the time

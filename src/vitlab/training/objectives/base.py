@@ -171,7 +171,8 @@ class Objective:
 
     @classmethod
     def augmentation(cls, recipe: Recipe, pre: Preprocess) -> Augment | MultiCrop:
-        names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
+        names = ("crop", "padding", "border", "scale", "ratio", "flip", "flip_in_turn")
+        names += ("randaugment", "magnitude", "jitter", "erasing")
         options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
         kernel = pre.interpolation if pre.interpolation in MODES else "bicubic"
         return Augment(options, pre.size, pre.mean, pre.std, kernel, pre.scale, pre.pixels)

@@ -72,10 +72,10 @@ class Supervised(Objective):
 
     def evaluate_outputs(self, model: Network, image_set: ImageSet) -> Scores:
         """The outputs of the classifier, whatever they mean."""
-        flip = self.recipe.augment.flip_at_test
+        flip, shift = self.recipe.augment.flip_at_test, self.recipe.augment.shift_at_test
         if self.frozen is not None:
             return self.frozen.evaluate(model, image_set, flip=flip)
-        return evaluate_classifier(model, image_set, processes=self.who, flip=flip, reducer=self.reducer)
+        return evaluate_classifier(model, image_set, processes=self.who, flip=flip, shift=shift, reducer=self.reducer)
 
 
 def balanced_weights(counts: np.ndarray) -> Tensor:
