@@ -8,6 +8,7 @@ without a learned scale are those of airbench (arXiv:2404.00498).
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -62,13 +63,13 @@ class HybridStem(nn.Module):
         """Measure the whitening on normalised training images (n, C, H, W): uncorrelated values of unit variance."""
         patches = images.unfold(2, WHITENED, 1).unfold(3, WHITENED, 1)  # (n, C, H-1, W-1, 2, 2)
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2).double()  # (places, 4 C)
-        values, vectors = torch.linalg.eigh(torch.cov(patches.T))  # ascending
+        values, vectors = cast(tuple[Tensor, Tensor], torch.linalg.eigh(torch.cov(patches.T)))  # pyright: ignore[reportUnknownMemberType]
         self.set_whitening((vectors / (values + FLOOR).sqrt()).T.flip(0))
 
     @torch.no_grad()
     def set_whitening(self, matrix: Tensor) -> None:
         """(4 C, 4 C): a row for each output."""
-        rows = matrix.to(self.whiten.weight).unflatten(1, (self.channels, WHITENED, WHITENED))
+        rows = matrix.to(self.whiten.weight).reshape(-1, self.channels, WHITENED, WHITENED)
         self.whiten.weight.copy_(torch.cat([rows, -rows]))
 
 
