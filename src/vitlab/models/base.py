@@ -43,6 +43,9 @@ class Capability(Enum):
     PYRAMID = "pyramid"  # forward_pyramid: maps at several strides
     REDUCE = "reduce"  # takes a reducer, which merges or drops tokens
     MIXED = "mixed"  # images of mixed sizes: takes a list of them, each (C, H, W), as one batch
+    SEGMENT = "segment"  # forward gives a DenseOutput with masks, or with a semantic map
+    DETECT = "detect"  # forward gives a DenseOutput with boxes
+    DEPTH = "depth"  # forward gives a DenseOutput with a depth map
 
 
 @dataclass
