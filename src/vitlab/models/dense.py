@@ -26,7 +26,7 @@ class DenseOutput:
     boxes: Tensor | None = None  # (B, Q, 4): centre x, centre y, width, height, each in 0..1 of the image
     semantic: Tensor | None = None  # (B, K, h, w) logits
     depth: Tensor | None = None  # (B, h, w)
-    auxiliary: tuple[DenseOutput, ...] = ()  # in training: predictions of earlier blocks, which have a loss of their own
+    auxiliary: tuple[DenseOutput, ...] = ()  # in training: what earlier blocks predict, each with a loss of its own
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are there, by name, without the auxiliary ones."""
