@@ -173,7 +173,7 @@ def _assemble(
 ) -> tuple[Network, Report]:
     """Build the network, fit the tensors to it, and account for every key."""
     stored = weights.config
-    if overrides.get("classes") and stored.wraps_encoder:
+    if overrides.get("classes") and stored.wraps_encoder and not _has_classes(stored):
         raise UsageError(
             f"{source}: a model that learned without labels ({weights.family}) has no classes to choose. Fine-tune it: "
             f"vitlab train DATA model.init_from={source}"
@@ -228,7 +228,8 @@ def _assemble(
         report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
     if after != before and not adapted:
         raise UsageError(f"{source}: the first layer of a {weights.family} cannot be adapted to channels={after}.")
-    if stored.wraps_encoder and (fresh or left):  # half a pre-training network is of no use to anyone
+    new_classes = "classes" in overrides and _has_classes(stored)
+    if stored.wraps_encoder and not new_classes and (fresh or left):  # half a network is of no use to anyone
         raise UsageError(
             f"{source}: with {', '.join(f'{k}={v}' for k, v in overrides.items())} this is another network, e.g. in "
             f"{sorted([*fresh, *left])[0]}. Loading can change image_size"
@@ -305,6 +306,11 @@ def _has_option(config: Config, name: str) -> bool:
     return name in option_paths(type(config))
 
 
+def _has_classes(config: Config) -> bool:
+    """Whether the network itself, and not only its encoder, learns classes."""
+    return option_paths(type(config)).get("classes") == (None, "classes")
+
+
 def _encoder_of(weights: LoadedWeights) -> LoadedWeights:
     model = native.on_meta(lambda: registry.build(weights.family, weights.config))
     prefix = next(name for name, part in model.named_children() if part is model.encoder) + "."
@@ -324,7 +330,7 @@ def _resizable(key: str) -> bool:
 
 
 def _grid(key: str, config: Config) -> tuple[int, int]:
-    return config.encoder.table_grid(key)
+    return config.encoder.table_grid(key.removeprefix("encoder."))
 
 
 def _resize(key: str, value: Tensor, old: tuple[int, int], new: tuple[int, int], config: Config) -> Tensor:

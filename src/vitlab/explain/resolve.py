@@ -13,6 +13,7 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.models import registry
 from vitlab.models.base import Network, unwrap
+from vitlab.models.dense_network import DenseConfig
 from vitlab.models.two_towers import TwoTowersConfig
 
 
@@ -21,7 +22,7 @@ def resolve(
 ) -> tuple[str, Any, str, Network | None]:
     """Family, config, display name, and the model if there is one. DINO resolves to its encoder."""
     family, config, name, model = _lookup(what, size, options)
-    if not config.wraps_encoder or family == "mae" or isinstance(config, TwoTowersConfig):
+    if not config.wraps_encoder or family == "mae" or isinstance(config, TwoTowersConfig | DenseConfig):
         return family, config, name, model
     encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
     return *encoder_config(family, config), f"{name}, its encoder", encoder

@@ -21,6 +21,11 @@ def all_sum(values: Tensor) -> Tensor:
     return values
 
 
+def all_mean(values: Tensor) -> Tensor:
+    """The mean over all processes, as a new tensor."""
+    return all_sum(values.clone()) / world_size()
+
+
 def all_max(values: Tensor) -> Tensor:
     """The maximum over all processes, in place."""
     if world_size() > 1:

@@ -13,6 +13,7 @@ from vitlab.models import (
     dinov3,
     eva02,
     hybrid,
+    linear_head,
     mae,
     naflex,
     pe,
@@ -55,5 +56,6 @@ INDEX = (
     (eva02.CLIP_PAPER, "eva02.CLIP"),
     (pe.PAPER, "pe.FAMILY"),
     (pe.CLIP_PAPER, "pe.CLIP"),
+    (linear_head.PAPER, None),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 RATES = {"dropout", "attention_dropout", "patch_dropout", "stochastic_depth"}
 AttentionBias = Callable[[int], Tensor | None]  # layer -> (1 or B, 1 or h, N, N), added to the scaled product
+
+
+class Start(NamedTuple):
+    """What the blocks begin with."""
+
+    z: Tensor  # (B, N, D)
+    rope: Rotary | None
+    bias_at: AttentionBias
 
 
 @dataclass(frozen=True)
@@ -276,15 +284,10 @@ class PlainTransformer(Network):
         keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """`encode` without the final norm."""
-        check_images(images, self.config.channels, like=self.patch_embed.proj.weight)
-        layout = self.layout(*images.shape[-2:])
         reducing = self.reducing(reducer) if reducer is not None else None
-        if trace is not None:
-            more = ("assignment", "sizes") * (reducing is not None) + ("visible",) * (keep is not None)
-            trace.begin(depth=len(self.blocks), offers=(*self.traceable, *more), layout=layout)
-        z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
-        rope, bias_at = self.attention_positions(layout, kept, z)
-        recompute = self.config.gradient_checkpointing and self.training and trace is None
+        more = ("assignment", "sizes") * (reducing is not None)
+        z, rope, bias_at = self.start(images, trace, keep=keep, more=more)  # (B, N, D), eq. 1
+        recompute = self.recomputes(trace)
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
             if reducing is not None:
@@ -294,6 +297,51 @@ class PlainTransformer(Network):
         if trace is not None:
             trace.finish()
         return z, reducing.sizes if reducing is not None else None
+
+    def start(
+        self,
+        images: Tensor,
+        trace: Trace | None = None,
+        *,
+        keep: Tensor | None = None,
+        steps: tuple[str, ...] | None = None,
+        more: tuple[str, ...] = (),
+    ) -> Start:
+        """What the first block reads; a trace may ask for `steps`, `traceable` unless given, and for `more`."""
+        check_images(images, self.config.channels, like=self.patch_embed.proj.weight)
+        layout = self.layout(*images.shape[-2:])
+        if trace is not None:
+            offers = (*(self.traceable if steps is None else steps), *more, *(("visible",) * (keep is not None)))
+            trace.begin(depth=len(self.blocks), offers=offers, layout=layout)
+        z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
+        return Start(z, *self.attention_positions(layout, kept, z))
+
+    def tokens_after(
+        self,
+        images: Tensor,
+        layers: Sequence[int],
+        *,
+        trace: Trace | None = None,
+        steps: tuple[str, ...] | None = None,
+    ) -> list[Tensor]:
+        """The tokens after each of these blocks, (B, N, D), before the final norm; `steps` as in `start`."""
+        depth = len(self.blocks)
+        wanted = [layer % depth for layer in layers]
+        z, rope, bias_at = self.start(images, trace, steps=steps)
+        after: dict[int, Tensor] = {}
+        for layer, block in enumerate(cast("list[Block]", self.blocks)):
+            at = trace.at(layer) if trace is not None else None
+            z = run(block, z, rope, bias_at(layer), None, at, recompute=self.recomputes(trace))
+            after[layer] = z
+            if trace is None and layer == max(wanted):
+                break
+        if trace is not None:
+            trace.finish()
+        return [after[layer] for layer in wanted]
+
+    def recomputes(self, trace: Trace | None) -> bool:
+        """Whether blocks are computed again for the gradients."""
+        return self.config.gradient_checkpointing and self.training and trace is None
 
     def embed(
         self, images: Tensor, layout: TokenLayout, trace: Trace | None = None, keep: Tensor | None = None
