@@ -145,10 +145,12 @@ class Preprocess:
         """Several images -> (B, C, H, W)."""
         return torch.stack([self(source) for source in sources])
 
-    def view(self, image: Image.Image, *, name: str = "the image") -> Image.Image:
-        """What the model sees, as an image of `size` (or of its own aspect), before normalising."""
+    def view(self, image: Image.Image, *, name: str = "the image", geometry: Geometry | None = None) -> Image.Image:
+        """What the model sees, as an image of `size` (or of its own aspect), before normalising. `geometry`: where the
+        view lies, if elsewhere than in evaluation.
+        """
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
-        g = self.geometry((image.height, image.width))
+        g = geometry or self.geometry((image.height, image.width))
         self._check_resized(g, name)
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
