@@ -94,7 +94,12 @@ def test_an_image_and_its_mask_move_together():
     pixels = np.kron(rng.random((6, 9)) < 0.4, np.ones((8, 8))).astype(bool)  # 48 x 72
     picture = Image.fromarray(np.uint8(255 * pixels)).convert("RGB")
     pre = Preprocess((32, 40), how="fit", interpolation="nearest", mean=(0.0,) * 3, std=(1.0,) * 3)
-    for resized, top, left in (((24, 36), -4, -2), ((96, 144), 30, 55), ((48, 72), 10, 0), ((32, 48), 0, 3)):  # no centre falls between two pixels
+    for resized, top, left in (
+        ((24, 36), -4, -2),
+        ((96, 144), 30, 55),
+        ((48, 72), 10, 0),
+        ((32, 48), 0, 3),
+    ):  # no centre falls between two pixels
         view = View(Geometry((48, 72), resized, top, left), pre.size)
         seen = np.asarray(pre.view(picture, geometry=view.geometry))[:, :, 0] > 127
         np.testing.assert_array_equal(view.cut(pixels, outside=False), seen)
@@ -123,7 +128,11 @@ def test_outside_the_image_no_class_is_known():
 def test_small_objects_are_painted_over_large_ones():
     square = lambda a, b: Polygons((np.array([[a, a], [b, a], [b, b], [a, b]], dtype=float),))
     regions = Regions(
-        (10, 10), np.array([4, 1]), np.array([[2.0, 2, 4, 4], [0, 0, 8, 8]]), np.zeros(2, bool), (square(2, 4), square(0, 8))
+        (10, 10),
+        np.array([4, 1]),
+        np.array([[2.0, 2, 4, 4], [0, 0, 8, 8]]),
+        np.zeros(2, bool),
+        (square(2, 4), square(0, 8)),
     )
     painted = regions.painted
     assert painted[3, 3] == 5 and painted[6, 6] == 2 and painted[9, 9] == 0

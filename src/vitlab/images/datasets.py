@@ -10,6 +10,7 @@ data = open_data("lab1/,lab2/")                               # several of these
 data = open_data("tiles/", files=FileOptions(group="parent")) # images of one folder are on one side of a split
 data = open_data("shards/train-{000000..000009}.tar")         # WebDataset
 data = open_data("flickr8k/", captions=True)                  # images with captions: see sources/captions.py
+data = open_data("nuclei/", files=FileOptions(marks="semantic"))  # masks or boxes: see sources/annotated.py
 data.train.read(0), data.train.labels[0]                      # (H, W, C) uint8, and a class number; data.kind
 """
 
@@ -30,15 +31,18 @@ from vitlab.images.bands import ARRAY_EXTENSION, StoredPixels, is_photo, stored_
 from vitlab.images.randomness import permutation
 from vitlab.images.sources import SHARD_PATTERN, SOURCES, cifar, idx, sources_of
 from vitlab.images.sources import captions as captioned
+from vitlab.images.sources.annotated import holds_marks, open_annotated
 from vitlab.images.sources.corrections import apply_corrections, source_folder
 from vitlab.images.sources.dataset import (
     KIND_NAMES,
     SPLIT_NAMES,
     Allow,
+    Annotated,
     Captioned,
     Captions,
     Dataset,
     FileDataset,
+    RegionKind,
     Splits,
     TargetKind,
     refuse_special,
@@ -55,6 +59,7 @@ from vitlab.images.sources.targets import ENDINGS, TargetColumns, is_target_tabl
 
 __all__ = [
     "SOURCES",
+    "Annotated",
     "Captioned",
     "Captions",
     "Data",
@@ -70,8 +75,9 @@ __all__ = [
 ACCEPTED = (
     f"A source is one of {', '.join(SOURCES)}; a folder of class folders; a CSV, JSON or list (.txt) of paths and "
     "labels; several of these with commas between; "
-    'tar shards ("shards/train-{000000..000009}.tar"); or images with captions: a folder or tar with captions.csv, '
-    "or a .txt beside each image."
+    'tar shards ("shards/train-{000000..000009}.tar"); images with captions: a folder or tar with captions.csv, '
+    "or a .txt beside each image; or images with masks or boxes: images/ beside masks/, instances/ or labels/, or COCO "
+    "JSON."
 )
 
 
@@ -87,6 +93,8 @@ class FileOptions:
     pixels: str = "auto"  # photo: 8-bit RGB; stored: as in the file; auto: stored where files hold more than photos
     channels: int | None = None  # of .npy files, where their shape does not tell
     group: str | None = None  # images that no split may tear apart: see images/sources/groups.py
+    marks: RegionKind | None = None  # what is learned of masks and boxes; None: the most detailed that there is
+    max_bad_annotations: int = 20  # wrong masks, boxes and polygons that may be left out
 
     def __post_init__(self) -> None:
         if self.pixels not in PIXELS:
@@ -109,6 +117,11 @@ class Data:
     @property
     def captioned(self) -> bool:
         return isinstance(self.train, Captioned)
+
+    @property
+    def annotated(self) -> bool:
+        """Whether the images have masks or boxes."""
+        return isinstance(self.train, Annotated)
 
     @property
     def kind(self) -> TargetKind:
@@ -207,8 +220,10 @@ def _open_path(source: str, reading: SourceReading) -> Splits:
     path = Path(source).expanduser()
     refuse_special(path)
     if path.is_dir():
-        return _open_folder(source, path, captions, allow)
+        return _open_folder(source, path, reading)
     if path.is_file():
+        if path.suffix.lower() == ".json" and holds_marks(path):
+            return _open_marks(path, reading)
         if kind := re.match(r"cifar-(100?)-", path.name):
             return cifar.open_cifar(f"cifar{kind[1]}", path, download=False)
         if is_table(source):
@@ -233,12 +248,19 @@ def _open_path(source: str, reading: SourceReading) -> Splits:
     raise DataError(f"unknown data source {source!r}, and no such file or folder.{hint} {ACCEPTED}")
 
 
-def _open_folder(source: str, path: Path, captions: bool, allow: Allow) -> Splits:
+def _open_marks(path: Path, reading: SourceReading) -> Splits:
+    return open_annotated(path, reading.files.marks, reading.files.max_bad_annotations, reading.allow)
+
+
+def _open_folder(source: str, path: Path, reading: SourceReading) -> Splits:
+    captions, allow = reading.captions, reading.allow
     for name in cifar.KINDS:
         if cifar.locate(name, path):
             return cifar.open_cifar(name, path, download=False)
     if idx.folder_files("mnist", path):
         raise DataError(f"{path}: holds IDX files. Say which set they are: data.source=fashion-mnist data.path={path}")
+    if holds_marks(path):
+        return _open_marks(path, reading)
     if table := captioned.table_in(path):
         return captioned.open_table(table, allow)
     folders = subfolders(path)
@@ -250,14 +272,14 @@ def _open_folder(source: str, path: Path, captions: bool, allow: Allow) -> Split
 
 def _as_stored(splits: Splits, files: FileOptions) -> Splits:
     """The splits, their files read as stored where they hold more than photos do."""
-    train = splits.train.dataset if isinstance(splits.train, Captioned) else splits.train
+    train = splits.train.dataset if isinstance(splits.train, Captioned | Annotated) else splits.train
     if files.pixels == "photo" or not isinstance(train, FileDataset):
         return splits
     stored, notes = _find_stored(train, files)
     if stored is not None:
         notes.append(f"the images are no photos: read are {stored}, as stored in the files.")
         for dataset in (splits.train, splits.val, splits.test):
-            if isinstance(dataset, Captioned):
+            if isinstance(dataset, Captioned | Annotated):
                 dataset.stored, dataset.channels = stored, stored.channels
                 dataset = dataset.dataset
             if isinstance(dataset, FileDataset):
@@ -334,7 +356,7 @@ def _split_off(splits: Splits, name: str, seed: int, val_fraction: float) -> Spl
     single = "each class has a single image, so none is left for val"
     if train.groups is not None:
         kept, split_off = group_split(strata(train.labels), train.groups, (1 - val_fraction, val_fraction), seed)
-    elif isinstance(train, Captioned):  # at random: there are no classes to balance
+    elif isinstance(train, Captioned | Annotated):  # at random: there are no classes of images to balance
         order, held = permutation(len(train), seed, SPLIT), max(1, round(len(train) * val_fraction))
         kept, split_off = np.sort(order[held:]), np.sort(order[:held])
         single = f"{len(train)} images are too few to keep some for val"
@@ -350,19 +372,21 @@ def _finish(
 ) -> Data:
     """Split off val if there is none, note missing classes, and keep few labels if set."""
     classes, notes = splits.classes, list(splits.notes)
-    captioned, kind = isinstance(splits.train, Captioned), target_kind(splits.train.labels)
+    by_class = not isinstance(splits.train, Captioned | Annotated)
+    kind = target_kind(splits.train.labels)
     if kind != "class" and per_class is not None:
         raise UsageError(
             f"per_class={per_class}: {name} has {KIND_NAMES[kind]} and no classes. Use fraction, e.g. 0.1."
         )
-    if captioned and per_class is not None:
-        raise UsageError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
-    if not captioned and kind == "class":
+    if not by_class and per_class is not None:
+        has = "captions" if isinstance(splits.train, Captioned) else "masks or boxes"
+        raise UsageError(f"per_class={per_class}: {name} has {has} and no classes of images. Use fraction, e.g. 0.1.")
+    if by_class and kind == "class":
         _check_classes(name, splits)
     splits = _split_off(splits, name, seed, val_fraction)
     train, val = splits.train, splits.val
     assert val is not None
-    if captioned and fraction is not None and train.groups is None:
+    if not by_class and fraction is not None and train.groups is None:
         few = permutation(len(train), seed, FEW)[: max(1, round(len(train) * fraction))]
         train = subset(train, np.sort(few))
     elif per_class is not None or fraction is not None:
@@ -370,7 +394,7 @@ def _finish(
         few = few_labels(labels, classes, seed, per_class=per_class, fraction=fraction, groups=train.groups)
         train = subset(train, few)
     for split, dataset in (("train", train), ("val", val), ("test", splits.test)):
-        if dataset is not None:
+        if dataset is not None and by_class:
             notes += _missing_classes(split, dataset)
     return Data(name, classes, train, val, splits.test, notes)
 
@@ -413,6 +437,8 @@ def label_text(dataset: Dataset, index: int) -> str:
     """What is known of an image, in words: its class, its labels, its number, or its first caption."""
     if isinstance(dataset, Captioned):
         return dataset.captions[index][0]
+    if isinstance(dataset, Annotated):
+        return ""
     label, kind = dataset.labels[index], target_kind(dataset.labels)
     if kind == "number":
         return f"{label:.6g}"

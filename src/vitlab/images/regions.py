@@ -2,10 +2,10 @@
 
     regions = dataset.regions(3)                              # of images/sources/annotated.py
     view = View(preprocess.geometry(regions.size), preprocess.size, mirrored=True)
-    view.cut(regions.shapes[0].mask(regions.size), outside=False)      # (h, w) bool, as the model sees the image
+    view.masks(regions.shapes, regions.size)                  # (n, h, w) bool, as the model sees the image
 
-Pixel (row, column) covers [column, column + 1) x [row, row + 1): boxes and polygons are in these coordinates, and a mask
-holds the pixels whose centre lies inside.
+Pixel (row, column) covers [column, column + 1) x [row, row + 1): boxes and polygons are in these coordinates, and a
+mask holds the pixels whose centre lies inside.
 """
 
 from __future__ import annotations
@@ -87,6 +87,22 @@ class Regions:
         size = (semantic.shape[0], semantic.shape[1])
         return cls(size, none, np.zeros((0, 4)), none.astype(bool), (), semantic)
 
+    @classmethod
+    def of_ids(cls, ids: np.ndarray, numbers: np.ndarray, labels: np.ndarray, crowd: np.ndarray) -> Regions:
+        """Objects that are numbered in a map; a number that the map lacks has an empty box."""
+        from scipy.ndimage import find_objects
+
+        size = (ids.shape[0], ids.shape[1])
+        order = np.argsort(numbers)
+        ranks = np.searchsorted(numbers[order], ids).clip(max=max(len(numbers) - 1, 0))
+        found = find_objects(np.where(numbers[order][ranks] == ids, ranks + 1, 0), len(numbers)) if len(numbers) else []
+        boxes = np.zeros((len(numbers), 4))
+        for rank, place in enumerate(found):
+            if place is not None:
+                rows, columns = place
+                boxes[order[rank]] = columns.start, rows.start, columns.stop, rows.stop
+        return cls(size, labels, boxes, crowd, tuple(IdRegion(ids, int(number)) for number in numbers))
+
     @cached_property
     def painted(self) -> np.ndarray:
         """(H, W) uint8: the map of classes; or the objects, the largest below, as classes from 1 on background 0."""
@@ -115,6 +131,19 @@ class View:
         columns, across = _nearest(g.original[1], g.resized[1], g.left, self.size[1])
         seen = np.where(down[:, None] & across, values[rows[:, None], columns], values.dtype.type(outside))
         return np.ascontiguousarray(seen[:, ::-1] if self.mirrored else seen)
+
+    def masks(self, shapes: Sequence[Shape], size: tuple[int, int]) -> np.ndarray:
+        """(n, h, w) bool: what is seen of objects on an image of this (H, W)."""
+        seen = np.zeros((len(shapes), *self.size), dtype=bool)
+        maps: dict[int, np.ndarray] = {}  # a map of numbers is cut once for all its objects
+        for i, shape in enumerate(shapes):
+            if isinstance(shape, IdRegion):
+                if id(shape.ids) not in maps:
+                    maps[id(shape.ids)] = self.cut(shape.ids.astype(np.int64), outside=-1)
+                seen[i] = maps[id(shape.ids)] == shape.number
+            else:
+                seen[i] = self.cut(shape.mask(size), outside=False)
+        return seen
 
     def boxes(self, boxes: np.ndarray) -> np.ndarray:
         """(n, 4) in the image's pixels -> in the view's, cut off at its border."""

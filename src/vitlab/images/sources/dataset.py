@@ -18,6 +18,7 @@ from vitlab.images.bands import SCALES, StoredPixels, read_bands
 from vitlab.images.digest import file_digest, pixel_digest
 from vitlab.images.randomness import uniform
 from vitlab.images.read import read_image
+from vitlab.images.regions import Regions
 from vitlab.special_files import special_kind
 
 CAPTION = 3  # coordinate of the draw that picks one of an image's captions
@@ -259,6 +260,63 @@ class Captioned:
         return self.dataset.digest(index)
 
 
+RegionKind = Literal["semantic", "instance", "detect"]  # what is learned of an image with masks or boxes
+REGION_NAMES: dict[RegionKind, str] = {
+    "semantic": "a class for every pixel",
+    "instance": "a mask for each object",
+    "detect": "a box for each object",
+}
+
+
+class RegionReader(Protocol):
+    """Makes the regions of an image from what its source says of it."""
+
+    def __call__(self, record: str, size: tuple[int, int]) -> Regions: ...  # raises ImageError
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What is marked on each image of a split: a record for each (a path, or JSON), and how it is read."""
+
+    records: Strings
+    reader: RegionReader
+
+    def take(self, indices: np.ndarray) -> Marks:
+        return Marks(Strings(self.records[i] for i in indices), self.reader)
+
+
+class Annotated:
+    """A split of images with masks or boxes, and without a class for each image."""
+
+    def __init__(self, dataset: Dataset, marks: Marks, kind: RegionKind) -> None:
+        assert len(dataset) == len(marks.records)
+        self.dataset, self.marks = dataset, marks
+        self.kind: RegionKind = kind
+        self.labels, self.classes = np.zeros(len(dataset), dtype=np.int64), dataset.classes
+        self.channels, self.images = dataset.channels, None
+        self.stored = dataset.stored
+        self.groups: np.ndarray | None = dataset.groups
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.dataset.read(index)
+
+    def regions(self, index: int, size: tuple[int, int]) -> Regions:
+        """Of an image of this (H, W)."""
+        try:
+            return self.marks.reader(self.marks.records[index], size)
+        except ImageError as error:
+            raise ImageError(f"{self.name_of(index)}: {error.why}", error.remedy) from None
+
+    def name_of(self, index: int) -> str:
+        return self.dataset.name_of(index)
+
+    def digest(self, index: int) -> bytes:
+        return self.dataset.digest(index)
+
+
 class Subset:
     """Some samples of a dataset that is read one by one; with labels of their own, if given."""
 
@@ -304,6 +362,8 @@ def _part(dataset: Dataset, indices: np.ndarray) -> Dataset:
         return ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
     if isinstance(dataset, Captioned):
         return Captioned(subset(dataset.dataset, indices), Captions(dataset.captions[i] for i in indices))
+    if isinstance(dataset, Annotated):
+        return Annotated(subset(dataset.dataset, indices), dataset.marks.take(indices), dataset.kind)
     if isinstance(dataset, Subset):
         return Subset(dataset.dataset, dataset.indices[indices], dataset.labels[indices])
     return Subset(dataset, indices)
