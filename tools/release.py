@@ -27,7 +27,7 @@ BUILDERS = ("build==1.6.1", "twine==7.0.0")
 NEEDED = {  # in the archives; a wheel without these breaks only for those who install it
     ".tar.gz": ("LICENSE", "README.md", "CHANGELOG.md", "recipes/digits.toml", "tests/conftest.py", "CITATION.cff"),
     ".whl": ("vitlab/py.typed", "vitlab/recipes/digits.toml", "vitlab/bundled/digits/model.json",
-             "vitlab/serve/page/index.html", "vitlab/cli/chinese.toml", "vitlab/learn/"),
+             "vitlab/serve/page/index.html", "vitlab/chinese.toml", "vitlab/learn/"),
 }  # fmt: skip
 COMMANDS = """
     vitlab --version

@@ -44,11 +44,14 @@ class FirstLook:
         return answer + self.heat._repr_html_()
 
 
-def first_look(model: ModelOrName, photo: Source, *, top: int = 3, **load_options: Any) -> FirstLook:
-    """The `top` classes of a photo, the heat map of the first, and the attention. `load_options`: as in vitlab.load."""
+def first_look(model: ModelOrName, photo: Source, *, top: int = 3, **options: Any) -> FirstLook:
+    """The `top` classes of a photo, the heat map of the first, and the attention.
+
+    `options`: `device`, and those of vitlab.load.
+    """
     if isinstance(model, str | Path) and is_export(model):
         raise UsageError(f"{model} is an exported network, which cannot be looked into: name the checkpoint it is of.")
-    subject = open_subject(model, photo, **load_options)
+    subject = open_subject(model, photo, **options)
     network = subject.network
     classifies = Capability.CLASSIFY in network.capabilities and network.encoder is network
     prediction = predict(network, photo, top=top)[0] if classifies else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,7 @@ from vitlab.advice import to_type
 from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.checkpoints.native import write_text
+from vitlab.device import pick_device
 from vitlab.errors import DataError, ImageError, UsageError, VitlabError
 from vitlab.export.loader import Exported, is_export, open_network
 from vitlab.images.read import Source, read_image, thumbnail_url
@@ -42,7 +44,6 @@ from vitlab.printable import csv_cell, valid_utf8
 from vitlab.reduce import reducer_of
 from vitlab.tables import Bar, Cell, Table, Tabular, Thumbnail
 from vitlab.text.templates import class_prompts, fill, read_labels, read_templates
-from vitlab.training.processes import pick_device
 
 __all__ = [
     "Embedding",
@@ -140,6 +141,16 @@ class Predictions(Tabular, list[Prediction]):
         if quantity is not None:
             return Table(["", "image", quantity], rows, (quantity,), notes=notes)
         return Table(["", "image", "class", "probability", ""], rows, ("probability",), notes=notes)
+
+    def scored(self) -> Predictions:
+        """Those without an error."""
+        return Predictions(prediction for prediction in self if prediction.error is None)
+
+    def counts_table(self) -> Table:
+        """How many images have each class, the most frequent first."""
+        counts = Counter(prediction.label for prediction in self if prediction.label is not None)
+        rows = [[label, f"{images:,}"] for label, images in counts.most_common()]
+        return Table(["class", "images"], rows, right=("images",))
 
 
 def _small_image(prediction: Prediction) -> str:

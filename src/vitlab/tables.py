@@ -13,12 +13,13 @@ from __future__ import annotations
 import html
 import unicodedata
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitlab.language import language, translate
 from vitlab.printable import one_line, printable
 
 BAR_WIDTH = 20  # characters of a full bar
+FOLDED = 20  # characters that a folded column needs
 FAINT = "opacity:.65"
 NUMBERS = "font-variant-numeric:tabular-nums"
 
@@ -48,23 +49,44 @@ class Table:
     heading: Sequence[str] = ()  # lines above; the first is bold
     total: Sequence[Cell] | None = None  # a last, bold row
     notes: Sequence[str] = ()  # lines below
-    prose: Container[str] = ()  # titles of columns that hold our own words, which are translated
+    prose: Container[str] = ()  # titles of columns that hold our own words, which are translated and may be folded
+    strong: Container[int] = ()  # numbers of rows in bold
+    droppable: Sequence[str] = ()  # titles of columns that a narrow terminal goes without, in this order
 
     def in_language(self) -> Table:
         """The table in the reader's language: all but names and numbers."""
         if language() == "en":
             return self
-        return Table(
-            [translate(title) for title in self.titles],
-            [
+        return replace(
+            self,
+            titles=[translate(title) for title in self.titles],
+            rows=[
                 [self._translated(title, cell) for title, cell in zip(self.titles, row, strict=True)]
                 for row in self.rows
             ],
-            [translate(title) for title in self.titles if title in self.right],
-            [translate(line) for line in self.heading],
-            None if self.total is None else [translate(c) if isinstance(c, str) else c for c in self.total],
-            [translate(line) for line in self.notes],
+            right=[translate(title) for title in self.titles if title in self.right],
+            heading=[translate(line) for line in self.heading],
+            total=None if self.total is None else [translate(c) if isinstance(c, str) else c for c in self.total],
+            notes=[translate(line) for line in self.notes],
+            prose=[translate(title) for title in self.titles if title in self.prose],
+            droppable=[translate(title) for title in self.droppable],
         )
+
+    def fitted(self, width: int) -> Table:
+        """Without the droppable columns for which a terminal of this width has no room."""
+        kept = list(range(len(self.titles)))
+        for title in self.droppable:
+            if sum(map(self._column_width, kept)) > width:
+                kept = [column for column in kept if self.titles[column] != title]
+        choose = lambda row: [row[column] for column in kept]
+        total = None if self.total is None else choose(self.total)
+        return replace(self, titles=choose(self.titles), rows=[choose(row) for row in self.rows], total=total)
+
+    def _column_width(self, column: int) -> int:
+        """With the gap to the next; prose may be folded."""
+        cells = [self.titles[column], *(cell_text(row[column]) for row in self.rows)]
+        width = max(map(display_width, cells))
+        return (min(width, FOLDED) if self.titles[column] in self.prose else width) + 2
 
     def _translated(self, title: str, cell: Cell) -> Cell:
         return translate(cell) if isinstance(cell, str) and title in self.prose else cell
@@ -99,7 +121,8 @@ class Table:
         above = [f'<div style="{FAINT}">{escaped(line)}</div>' for line in self.heading[1:]]
         below = [f'<div style="{FAINT}">{escaped(line)}</div>' for line in self.notes]
         head = self._row(self.titles, "th") if any(self.titles) else ""
-        body = [self._row(row) for row in self.rows] + [self._row(row, "th") for row in self._totals()]
+        body = [self._row(row, "th" if number in self.strong else "td") for number, row in enumerate(self.rows)]
+        body += [self._row(row, "th") for row in self._totals()]
         table = f'<table style="margin:.4em 0">{head}{"".join(body)}</table>' if body else ""
         return f'<div style="overflow-x:auto">{"".join([*first, *above, table, *below])}</div>'
 

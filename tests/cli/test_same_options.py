@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.main import get_command
 
 from vitlab.advice import on_the_command_line, to_type
@@ -49,6 +50,60 @@ def test_an_option_is_the_same_everywhere(name):
         assert option.opts == spellings and option.metavar == metavar, path
         assert option.help == help or (name == "--image-size" and option.help.startswith(help)), path
         assert option.is_flag == (name == "--json"), path
+
+
+@pytest.mark.parametrize("path", OPTIONS["--device"])
+def test_a_device_that_is_not_there_is_refused_by_every_command(path, command, tmp_path, monkeypatch):
+    """Before anything is computed, in the words of the function that they share."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
+    image, model = "digits#3", "bundled:digits"
+    of_command = {
+        "try": ["sample:cat", "--no-serve"],
+        "predict": [model, image],
+        "zeroshot": ["bundled:clip", image, "--labels", "cat,dog"],
+        "export": [model, "-o", "m.onnx", "--data", "digits"],
+        "bench": [model],
+        "diff": [model, model],
+        "check": ["photos", "--model", "bundled:cifar10"],
+        "eval": [model, "digits"],
+        "index": ["photos", "-o", "ix", "--model", model],
+        "embed": ["photos", "-o", "t.parquet", "--model", model],
+        "explain patch": [model, image, "digits#4"],
+        "serve": [model],
+    }
+    told = command(*path.split(), *of_command.get(path, [model, image]), "--device", "cuda", code=2).stderr
+    assert "device cuda, but torch sees no CUDA device here: use auto or cpu." in told
+
+
+def test_device_and_batch_size_are_in_every_command_that_runs_a_model_on_images():
+    explain = {path for path, _ in commands() if path.startswith("explain ")}
+    assert {"predict", "zeroshot", "eval", "index", "embed", *explain} <= set(OPTIONS["--batch-size"])
+    wanted = {"predict", "zeroshot", "eval", "index", "embed", "check", "diff", "try", "bench", "export", "serve"}
+    assert set(OPTIONS["--device"]) == wanted | explain
+
+
+@pytest.mark.parametrize(("words", "says"), [(["check"], "--{} {}"), (["train"], "data.{}={}")])
+def test_a_message_names_what_its_own_command_takes(words, says, command, tmp_path):
+    """check has options for what train reads from a recipe."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    table = tmp_path / "prices.csv"
+    for header, cells, named in (
+        ("price", "2.5", [("target", "price")]),
+        ("rooms", "3", [("target", "rooms"), ("label", "rooms")]),
+        ("kind", "cat", [("label", "kind")]),
+        ("big", "1", [("labels", "big")]),
+        ("label,labels", "cat,dog;cat", [("label", "label"), ("labels", "labels")]),
+    ):
+        table.write_text(f"image,{header}\na.png,{cells}\n", encoding="utf-8")
+        told = command(*words, table, code=2).stderr
+        assert all(says.format(*column) in told for column in named), told
+        assert ("data." in told) == ("data." in says) and ("--" in told) == ("--" in says)
+    column = says.format("target", "size")
+    told = command(*words, table, *column.split(), code=2).stderr
+    assert f"{column} names a column that is not there. Columns: image, label, labels" in told
 
 
 def test_o_is_where_the_result_goes():

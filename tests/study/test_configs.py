@@ -22,13 +22,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import vitlab.cli.main
-from vitlab.cli import study as verb
+from vitlab.cli import console as console_module
 from vitlab.cli.train import ProgressBar
 from vitlab.study import runner as runner_module
 from vitlab.study.configs import ConfigsStudy, study_configs
 from vitlab.study.grid import GridCell, file_safe, read_grid, split_values
 from vitlab.study.plot import draw_groups
 from vitlab.study.runner import Group, Outcome
+from vitlab.study.study import as_table
 from vitlab.training.doctor import DivergedError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
@@ -454,8 +455,8 @@ def test_stopped_it_says_how_to_go_on(run, monkeypatch):
 @pytest.mark.parametrize("width", [70, 120])
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_line(width, tmp_path, pretend, monkeypatch, capsys):
     study = study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2", "run.seed=0,1"], tmp_path / "s")
-    monkeypatch.setattr(verb, "console", lambda: Console(width=width))
-    verb.print_table(study.tables()[0])
+    monkeypatch.setattr(console_module, "console", lambda: Console(width=width))
+    console_module.print_table(as_table(study.tables()[0]))
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 3 and all(len(line) <= width for line in text.splitlines())
     assert ("images/s" in text) == (width == 120) and "best on val" in text and "spread" in text

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import vitlab
+from vitlab.device import pick_device
 from vitlab.errors import TrainingError, UsageError
 from vitlab.training.loop import Silent, Stopped
-from vitlab.training.processes import pick_device, start
+from vitlab.training.processes import start
 from vitlab.training.recipe import Recipe, setting, with_settings, with_value
 from vitlab.training.train import train
 

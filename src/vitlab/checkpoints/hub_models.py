@@ -5,8 +5,11 @@ tests/checkpoints/test_hub_models.py loads each from its real config. Licences a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
+from typing import Any
+
+from vitlab.tables import Table, Tabular
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,26 @@ class HubModel:
     @property
     def loads(self) -> bool:
         return bool(self.loads_as)
+
+    def to_dict(self) -> dict[str, Any]:
+        parameters = None if self.parameters is None else round(self.parameters * 1e6)
+        return {**asdict(self), "parameters": parameters, "loads": self.loads}
+
+    def cells(self) -> list[str]:
+        parameters = f"{self.parameters:,.1f}M" if self.parameters else "-"
+        gated, loads = ("yes" if answer else "no" for answer in (self.gated, self.loads))
+        size = str(self.image_size or "-")
+        return [self.name, self.family, parameters, size, self.licence, gated, loads, self.note]
+
+
+class HubModels(Tabular, list[HubModel]):
+    def table(self) -> Table:
+        note = (
+            'Load one by vitlab.load("hf-hub:NAME"). Others of these families load too. Gated: accept the licence on '
+            "the model's page at huggingface.co first, then `hf auth login`."
+        )
+        titles = ["name", "family", "parameters", "image", "licence", "gated", "loads", ""]
+        return Table(titles, [model.cells() for model in self], right=("parameters", "image"), notes=[note])
 
 
 def _rows(
@@ -237,8 +260,8 @@ HUB_MODELS: tuple[HubModel, ...] = (
 BY_NAME = {model.name: model for model in HUB_MODELS}
 
 
-def list_hub_models(pattern: str = "*") -> list[HubModel]:
+def list_hub_models(pattern: str = "*") -> HubModels:
     """Models whose name or family matches: with * and ? as a whole, otherwise any part of it."""
     wild = any(c in pattern for c in "*?[")
     pattern = pattern.lower() if wild else f"*{pattern.lower()}*"
-    return [m for m in HUB_MODELS if fnmatch(m.name.lower(), pattern) or fnmatch(m.family.lower(), pattern)]
+    return HubModels(m for m in HUB_MODELS if fnmatch(m.name.lower(), pattern) or fnmatch(m.family.lower(), pattern))

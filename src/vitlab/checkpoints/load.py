@@ -28,6 +28,7 @@ from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.foreign import assumed_notes, read_foreign
 from vitlab.checkpoints.keymap import Options, Renamed
 from vitlab.checkpoints.report import Report, Row
+from vitlab.device import pick_device
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers import patches
@@ -72,8 +73,17 @@ def load(
     return model
 
 
-def as_network(model: ModelOrName, **load_options: Any) -> Network:
-    """The model itself, without what torch.compile or DDP wrap around it; or `load`ed by its name or path."""
+def as_network(model: ModelOrName, *, device: str | None = None, **load_options: Any) -> Network:
+    """The model itself, without what torch.compile or DDP wrap around it; or `load`ed by its name or path.
+
+    `device`: where to move it; None leaves it where it is.
+    """
+    place = None if device is None else pick_device(device)  # refused before a long load
+    network = _as_network(model, **load_options)
+    return network if place is None else network.to(place)
+
+
+def _as_network(model: ModelOrName, **load_options: Any) -> Network:
     if isinstance(model, str | PathLike):
         return load(fspath(model), **load_options)
     if more := [name for name in load_options if name != "encoder"]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from vitlab.cli.console import console, print_json, say, table
+from vitlab.cli.console import print_json, print_table, say
 from vitlab.cli.options import Json
 from vitlab.errors import UsageError
-
-if TYPE_CHECKING:
-    from vitlab.training.feature_cache import CachedEncoder
 
 
 def cache(
@@ -44,19 +41,7 @@ def cache(
         name = "removed" if removed else "features"
         print_json({"folder": str(feature_cache.folder()), name: [asdict(encoder) for encoder in encoders]})
         return
-    if encoders:
-        _show(encoders)
+    print_table(encoders.table())
     total = sum(encoder.bytes for encoder in encoders) / 1e6
     images = sum(encoder.images for encoder in encoders)
     say(f"{'removed: ' if removed else ''}{images:,} features, {total:,.1f} MB, in {feature_cache.folder()}")
-
-
-def _show(encoders: list[CachedEncoder]) -> None:
-    from datetime import datetime
-
-    grid = table("key", "model", "pixels", "images", "MB", "last used", right=("images", "MB"))
-    for encoder in encoders:
-        pixels = "x".join(map(str, encoder.size)) + (", mirrored" if encoder.mirrored else "")
-        used = datetime.fromtimestamp(encoder.used).strftime("%Y-%m-%d %H:%M")
-        grid.add_row(encoder.key, encoder.model, pixels, f"{encoder.images:,}", f"{encoder.bytes / 1e6:,.1f}", used)
-    console().print(grid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,6 +93,4 @@ def _show(result: CheckResult) -> None:
     say_notes(result.notes)
     console().print(f"\npage:  {result.page}\ntable: {result.table}")
     if len(result.classes) > 1 or (result.classes and result.kind != "class"):
-        column = [f"data.target={result.classes[0]}"] if result.kind == "number" else []
-        command = shlex.join(["vitlab", "train", result.source, *column, "--apply", str(result.table)])
-        console().print(f"next:  edit its column action, then: {command}")
+        console().print(f"next:  edit its column action, then: {result.train_command()}")

@@ -80,15 +80,15 @@ def print_table(contents: Table, no_wrap: Container[str] = ()) -> None:
     from rich.text import Text
 
     out, no_wrap = console(), [translate(title) for title in contents.titles if title in no_wrap]
-    contents = contents.in_language()
+    contents = contents.in_language().fitted(out.width)
     for number, line in enumerate(contents.heading):
         out.print(Text(line, style="" if number else "bold"))
     titles, *rows = contents.texts() or [[]]
     grid = table(*titles, right=contents.right, no_wrap=no_wrap)
     grid.show_header = any(titles)
     for number, row in enumerate(rows):
-        last = contents.total is not None and number == len(rows) - 1
-        grid.add_row(*row, style="bold" if last else None)
+        bold = number in contents.strong or (contents.total is not None and number == len(rows) - 1)
+        grid.add_row(*row, style="bold" if bold else None)
     if rows:
         out.print(grid)
     for line in contents.notes:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.console import parse_size, print_json, print_table, say_notes
-from vitlab.cli.options import AllBlocks, Heads, Json, OptionalImages, Size, checkpoint_argument
+from vitlab.cli.console import print_json, print_table, say_notes
+from vitlab.cli.options import AllBlocks, Heads, Json, ModelOptions, OptionalImages, checkpoint_argument
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ def diff(
     b: Annotated[str, checkpoint_argument("B", "Another copy of the same network.")],
     images: DiffImages,
     tolerance: Annotated[float, typer.Option(help="Share of a step's largest value that may differ.")] = 1e-5,
-    image_size: Size = None,
+    *,
+    model: ModelOptions,
     heads: Heads = None,
     all_blocks: AllBlocks = False,
     json: Json = False,
@@ -43,7 +44,7 @@ def diff(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other library's; ours are in the notes
-        difference = diff(a, b, images.files or None, tolerance, image_size=parse_size(image_size), heads=heads)
+        difference = diff(a, b, images.files or None, tolerance, heads=heads, **model.for_load())
     say_notes(dict.fromkeys(difference.notes))
     if json:
         print_json(difference.to_dict())

@@ -16,6 +16,7 @@ from vitlab.cli.options import (
     BatchSize,
     Checkpoint,
     Commands,
+    Device,
     Html,
     Images,
     Json,
@@ -76,6 +77,7 @@ class FileOutput:
         str | None,
         typer.Option("--image-size", metavar="HxW", help=f"{SIZE} The whole image is seen, not cropped."),
     ] = None
+    device: Device = "cpu"
     batch_size: BatchSize = 8
     json: Json = False
 
@@ -333,7 +335,9 @@ def _run(
     from vitlab.explain.subject import check_output, open_subject
 
     def open_model(checkpoint: str, images: Sequence[Source], encoder: bool = True) -> Subject:
-        options: dict[str, Any] = dict(texts=texts or (), encoder=encoder, batch_size=output.batch_size)
+        options: dict[str, Any] = dict(
+            texts=texts or (), encoder=encoder, batch_size=output.batch_size, device=output.device
+        )
         options |= load_options(output.image_size)
         options |= {"scale": output.scale} if isinstance(output, Output) else {}
         return open_subject(checkpoint, images, skip_unreadable=True, **options)

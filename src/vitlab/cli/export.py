@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, load_options, parse_names, print_json, print_table, say, say_notes
+from vitlab.cli.console import console, parse_names, print_json, print_table, say, say_notes
 from vitlab.cli.options import (
     REDUCERS,
     ROUNDS,
     BatchSize,
     Checkpoint,
     Json,
+    ModelOptions,
     NameOrCheckpoint,
-    Size,
     SourcePath,
     choice,
     option,
@@ -26,7 +26,7 @@ from vitlab.cli.options import (
 from vitlab.cli.progress import following_downloads
 
 if TYPE_CHECKING:
-    from vitlab.export.verify import Comparison, Verification
+    from vitlab.export.verify import Comparison
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ def export(
     options: ExportOptions,
     compare: CompareOptions,
     images: Annotated[int, typer.Option(help="Number of images to compare on.", min=8)] = 128,
-    image_size: Size = None,
     tolerance: Annotated[float, typer.Option(help="Largest difference of a value, float32.")] = 1e-4,
+    *,
+    model: ModelOptions,
     json: Json = False,
 ) -> None:
     """Write a model as ONNX or torch.export, and compare both.
@@ -91,34 +92,22 @@ def export(
                 reducer=options.reducer,
                 compare=compare.comparison(images=images, tolerance=tolerance),
                 force=options.force,
-                **load_options(image_size),
+                **model.for_load(),
             )
         except ExportMismatchError as error:
             result, refused = error.result, str(error)
     written = str(out) if refused is None else None
-    print_json({"written": written, **result.to_dict()}) if json else _show(
-        result, written, "texts" if options.text else "images"
-    )
+    if json:
+        print_json({"written": written, **result.to_dict()})
+    else:
+        if written is not None:
+            console().print(f"written: {written}")
+        print_table(result.table())
     say_notes(f"{note}." for note in result.notes)
     if refused is not None:
         say(f"vitlab: error: {refused} --force keeps it.")
         raise SystemExit(1)
     say_notes(f"kept by --force: {problem}." for problem in result.problems)
-
-
-def _show(result: Verification, written: str | None, inputs: str) -> None:
-    ms, size = result.milliseconds, result.bytes
-    classes = "" if result.answers is None else f", to which the model gives {result.answers} different classes"
-    rows = {
-        "same answer": f"{result.agreement:.2%} of {result.images} {inputs}{classes}",
-        "largest difference": f"{result.max_difference:.1e}, of values up to {result.largest:.3g}",
-        f"a batch of {result.batch}": f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms",
-        "size": f"{size['export'] / 1e6:.2f} MB, the model {size['model'] / 1e6:.2f} MB",
-    }
-    if written is not None:
-        console().print(f"written: {written}")
-    for name, value in rows.items():
-        console().print(f"{name:18s} {value}")
 
 
 @dataclass(frozen=True)
@@ -144,7 +133,8 @@ def bench(
     batch: BatchSize = 8,
     rounds: Annotated[int, typer.Option(help=ROUNDS, min=3)] = 15,
     images: Annotated[int, typer.Option(help="Number of images to compare on.", min=1)] = 64,
-    image_size: Size = None,
+    *,
+    model: ModelOptions,
     json: Json = False,
 ) -> None:
     """Time a model with every backend, and pick the fastest.
@@ -156,7 +146,7 @@ def bench(
 
     with following_downloads():
         result = run_bench(
-            open_or_create(what, **load_options(image_size)),
+            open_or_create(what, **model.for_load()),
             backends=parse_names(options.ways) or DEFAULT_BACKENDS,
             reducers=None if options.reducer is None else [text for text in options.reducer if text != "none"],
             against=parse_names(options.against),

@@ -12,11 +12,13 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from vitlab.advice import on_the_command_line
 from vitlab.cli import complete
+from vitlab.cli.console import load_options
 from vitlab.errors import UsageError
 
 LARGEST = 2**31 - 1  # of any whole number: more neither fits the computer nor ends
@@ -41,7 +43,7 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
     for parameter in signature(function, eval_str=True).parameters.values():
         fields = {parameter.name: parameter}
         if isinstance(group := parameter.annotation, type) and is_dataclass(group):
-            fields = signature(group, eval_str=True).parameters
+            fields = _fields(group)
             groups[parameter.name] = (group, list(fields))
         parameters += [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields.values()]
 
@@ -51,11 +53,18 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
             _check_number(parameter, values[parameter.name])
         for name, (group, fields) in groups.items():
             values[name] = group(**{field: values.pop(field) for field in fields})
-        function(**values)
+        with on_the_command_line({spelling for parameter in parameters for spelling in _spellings(parameter)}):
+            function(**values)
 
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _fields(group: type) -> dict[str, Parameter]:
+    """With their types, those of a base class as its own module means them."""
+    types = get_type_hints(group, include_extras=True)
+    return {name: field.replace(annotation=types[name]) for name, field in signature(group).parameters.items()}
 
 
 def _check_number(option: Parameter, value: object) -> None:
@@ -63,10 +72,13 @@ def _check_number(option: Parameter, value: object) -> None:
     wrong = isinstance(value, float) and not math.isfinite(value) and "must be finite"
     wrong = wrong or (isinstance(value, int) and abs(value) > LARGEST and f"must lie within ±{LARGEST}")
     if wrong:
-        info = option.annotation.__metadata__[0]  # Typer takes the first name for a default until it builds the option
-        names = [name for name in (info.default, *(info.param_decls or ())) if str(name).startswith("-")]
-        names = names or [f"--{option.name.replace('_', '-')}"]
-        raise UsageError(f"{max(names, key=len)} {value} {wrong}.")
+        raise UsageError(f"{max(_spellings(option), key=len)} {value} {wrong}.")
+
+
+def _spellings(option: Parameter) -> list[str]:
+    info = option.annotation.__metadata__[0]  # Typer takes the first name for a default until it builds the option
+    names = [name for name in (info.default, *(info.param_decls or ())) if str(name).startswith("-")]
+    return names or [f"--{option.name.replace('_', '-')}"]
 
 
 def choice(*values: str, name: str | None = None, help: str) -> Any:
@@ -156,6 +168,17 @@ AllowCut = Annotated[bool, typer.Option("--allow-cut", help="Use the complete sa
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let a CSV name files outside its own folder.")]
 Format = Annotated[str, choice("table", "markdown", "csv", name="--format", help="Output format.")]
 AllBlocks = Annotated[bool, typer.Option("--all-blocks", help="List equal blocks one by one.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is opened, and where it runs."""
+
+    image_size: Size = None
+    device: Device = "cpu"
+
+    def for_load(self) -> dict[str, Any]:
+        return {**load_options(self.image_size), "device": self.device}
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from vitlab.cli.console import console, print_json, say, table
+from vitlab.cli.console import print_json, print_table, say
 from vitlab.cli.options import Commands, Json, checkpoint_argument
 from vitlab.cli.progress import following_downloads
 from vitlab.optional import EXTRAS, require
-
-if TYPE_CHECKING:
-    from vitlab.serve.static_page.build import BuiltPage
 
 app = Commands("Put the page on any web server, as plain files.")
 
@@ -43,17 +40,9 @@ def build(
     progress = (lambda name: say(f"exporting {name}")) if sys.stderr.isatty() else (lambda name: None)
     with following_downloads():
         built = build_page(out, models or (), runtime=runtime, progress=progress)
-    print_json(built.to_dict()) if json else _show(built)
-
-
-def _show(built: BuiltPage) -> None:
-    grid = table("model", "MB", "difference", right=("MB", "difference"))
-    for model in built.models:
-        grid.add_row(model.name, f"{model.bytes / 1e6:.2f}", f"{model.difference:.0e}")
-    console().print(grid)
-    console().print(
-        f"{built.bytes / 1e6:.1f} MB; a visitor fetches {built.first_load / 1e6:.1f} MB for {built.models[0].name}, "
-        f"{built.everything / 1e6:.1f} MB for all models (gzip)"
-    )
+    if json:
+        print_json(built.to_dict())
+        return
+    print_table(built.table())
     say(f"written: {built.folder}")
     say(f"vitlab: look at it with: python -m http.server --directory {built.folder}")

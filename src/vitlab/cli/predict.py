@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitlab.cli.console import console, load_options, print_json, print_table, say, say_note, table
-from vitlab.cli.options import Checkpoint, CheckpointOrExport, Device, Heads, ImagesOrFolders, Json, Reducer, Size
+from vitlab.cli.console import print_json, print_table, say, say_note
+from vitlab.cli.options import (
+    BatchSize,
+    Checkpoint,
+    CheckpointOrExport,
+    Device,
+    Heads,
+    ImagesOrFolders,
+    Json,
+    ModelOptions,
+    Reducer,
+)
 from vitlab.cli.progress import counting
 from vitlab.printable import one_line
 
 if TYPE_CHECKING:
-    from vitlab.inference import Prediction
+    from vitlab.inference import Predictions
 
 
 @dataclass(frozen=True)
@@ -32,16 +41,24 @@ class PredictOutput:
 
 
 @dataclass(frozen=True)
-class PredictOptions:
+class BatchOptions(ModelOptions):
     """How the model is loaded and run."""
 
-    heads: Heads = None
-    image_size: Size = None
-    reducer: Reducer = None
     device: Device = "auto"
+    batch_size: BatchSize = 16
 
-    def for_predict(self) -> dict[str, Any]:
-        return {**load_options(self.image_size, self.heads), "reducer": self.reducer, "device": self.device}
+    def for_load(self) -> dict[str, Any]:
+        return {**super().for_load(), "batch_size": self.batch_size}
+
+
+@dataclass(frozen=True)
+class PredictOptions(BatchOptions):
+    heads: Heads = None
+    reducer: Reducer = None
+
+    def for_load(self) -> dict[str, Any]:
+        heads = {} if self.heads is None else {"heads": self.heads}
+        return {**super().for_load(), **heads, "reducer": self.reducer}
 
 
 def predict(
@@ -65,7 +82,7 @@ def predict(
         check_csv_name(output.out)
     folder = None if output.sort is None else SortedFolder(output.sort, images)
     with counting("images", len(sources)) as progress:
-        predictions = predict(checkpoint, sources, top=top, progress=progress, **model.for_predict())
+        predictions = predict(checkpoint, sources, top=top, progress=progress, **model.for_load())
     if output.out is not None:
         write_predictions(predictions, output.out)
         say(f"written: {output.out}")
@@ -85,8 +102,8 @@ def zeroshot(
         str, typer.Option("--templates", metavar="LIST", help='train, held_out, a file, or "a photo of a {}|one {}".')
     ] = "train",
     top: Annotated[int, typer.Option(help="Number of labels to show.", min=1)] = 5,
-    image_size: Size = None,
-    device: Device = "auto",
+    *,
+    model: BatchOptions,
     json: Json = False,
 ) -> None:
     """Classify images by labels of your own, with a CLIP or SigLIP.
@@ -96,35 +113,23 @@ def zeroshot(
     from vitlab.inference import find_images, zero_shot
 
     sources = find_images(images)
-    options = {**load_options(image_size), "templates": templates, "top": top, "device": device}
+    options = {**model.for_load(), "templates": templates, "top": top, "note": say_note}
     with counting("images", len(sources)) as progress:
-        predictions = zero_shot(checkpoint, sources, labels, progress=progress, note=say_note, **options)
+        predictions = zero_shot(checkpoint, sources, labels, progress=progress, **options)
     _report(predictions, json)
 
 
-def _report(predictions: list[Prediction], json: bool, as_table: bool = True) -> None:
+def _report(predictions: Predictions, json: bool, as_table: bool = True) -> None:
     """Print them, without `as_table` how many have each class; exit code 1 if an image has no scores."""
-    from vitlab.inference import Predictions
-
     if json:
         print_json([prediction.to_dict() for prediction in predictions])
     elif as_table:
-        read = Predictions(prediction for prediction in predictions if prediction.error is None)
-        print_table(read.table(len(read)))
+        print_table(predictions.scored().table(len(predictions)))
     else:
-        _show_counts(predictions)
+        print_table(predictions.counts_table())
     errors = [str(prediction.error) for prediction in predictions if prediction.error is not None]
     for error in errors:
         say(f"vitlab: {one_line(error)}")
     if errors:
         say(f"{len(errors)} of {len(predictions)} images could not be read or scored.")
         raise SystemExit(1)
-
-
-def _show_counts(predictions: list[Prediction]) -> None:
-    grid = table("class", "images", right=("images",))
-    counts = Counter(prediction.label for prediction in predictions if prediction.label is not None)
-    for label, images in counts.most_common():
-        grid.add_row(one_line(label), f"{images:,}")
-    if grid.row_count:
-        console().print(grid)

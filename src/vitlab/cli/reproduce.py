@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, print_json, print_plain, say
+from vitlab.cli.console import console, print_json, print_plain, print_table, say
 from vitlab.cli.options import Format, Json, Settings, argument, folder_option
 from vitlab.cli.progress import following_downloads
 from vitlab.cli.runs import check_format
-from vitlab.cli.study import print_table
 from vitlab.cli.train import ProgressBar, StderrLines
 from vitlab.errors import UsageError
 from vitlab.language import Language, language
@@ -80,6 +79,7 @@ def _run(claims: list[Claim], settings: list[str], seeds: int, folder: Path | No
 
 def _print(results: list[Result], format: str, lang: Language, *, single: bool) -> None:
     from vitlab.study.reproduce.result import criteria, csv_rows, headline, overview, report, summary
+    from vitlab.study.study import as_table
     from vitlab.training.runs import to_csv
 
     if format == "json":
@@ -91,6 +91,6 @@ def _print(results: list[Result], format: str, lang: Language, *, single: bool) 
         print_plain(report(results[0], lang, None) if single else summary(results, lang), end="")
     elif single:
         console().print(headline(results[0], lang), style="bold")
-        print_table(criteria(results[0], lang))
+        print_table(as_table(criteria(results[0], lang)))
     else:
-        print_table(overview(results, lang))
+        print_table(as_table(overview(results, lang)))

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.console import parse_size, say, say_notes
-from vitlab.cli.options import Size, checkpoint_argument
+from vitlab.cli.console import say, say_notes
+from vitlab.cli.options import ModelOptions, checkpoint_argument
 from vitlab.optional import EXTRAS, require
 from vitlab.printable import one_line
 
@@ -44,12 +44,11 @@ class LimitOptions:
 
 
 @dataclass(frozen=True)
-class ServedModelOptions:
-    image_size: Size = None
+class ServedModelOptions(ModelOptions):
     threads: Annotated[int | None, typer.Option(help="Threads per model.", min=1)] = None
 
     def for_server(self) -> dict[str, Any]:
-        return {"image_size": parse_size(self.image_size), "threads": self.threads}
+        return {**self.for_load(), "threads": self.threads}
 
 
 def serve(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitlab.cli.console import console, print_json_text, print_plain, say, say_notes
+from vitlab.cli.console import print_json_text, print_plain, print_tables, say, say_notes
 from vitlab.cli.options import (
     ROUNDS,
     BatchSize,
@@ -29,11 +29,8 @@ from vitlab.cli.runs import check_format
 from vitlab.cli.train import ProgressBar, StderrLines
 
 if TYPE_CHECKING:
-    from vitlab.study.study import Row, Study
+    from vitlab.study.study import Study
     from vitlab.training.loop import Show
-
-# Columns to leave out, in this order, where there is no room.
-DROPPABLE = ("images_per_second", "loss", "params", "seconds", "encoder", "pre-training")
 
 app = Commands("Answer a question by many runs: one table, one plot.")
 
@@ -250,7 +247,7 @@ def _run(study: Callable[[str, Show], Study], json: bool, format: str = "table",
 
 
 def _print(study: Study, format: str) -> None:
-    from vitlab.study.study import PLOT
+    from vitlab.study.study import PLOT, as_table
     from vitlab.training.runlog import to_json
     from vitlab.training.runs import to_csv, to_markdown
 
@@ -261,38 +258,7 @@ def _print(study: Study, format: str) -> None:
     elif format == "markdown":
         print_plain("\n".join(map(to_markdown, study.tables())), end="")
     else:
-        for number, table in enumerate(study.tables()):
-            print_plain("\n" * (number > 0), end="")
-            print_table(table)
+        print_tables(map(as_table, study.tables()))
     say_notes(study.notes)
     plot = study.folder / PLOT
     say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {plot}" if plot.is_file() else ""))
-
-
-def print_table(rows: list[Row]) -> None:
-    """The best in bold; a narrow terminal gets fewer columns, because table.md has them all."""
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
-    from vitlab.study.configs import BEST
-    from vitlab.study.grid import short_keys
-    from vitlab.training.runs import TITLES, shown
-
-    out = console()
-    titles = {**TITLES, **short_keys([key for key in rows[0] if "." in key])}
-    columns = {key: [titles.get(key, key), *[shown(key, row[key]) for row in rows]] for key in rows[0]}
-    widths = {key: max(map(cell_len, texts)) + 2 for key, texts in columns.items()}
-    widths["note"] = min(widths.get("note", 0), 20)  # it may be folded
-    for key in DROPPABLE:
-        if sum(widths.values()) > out.width:
-            widths[key] = 0
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    kept = [key for key in columns if widths[key]]
-    for key in kept:
-        numeric = all(text[:1] in ("", *"+-0123456789") for text in columns[key][1:])
-        grid.add_column(Text(columns[key][0]), justify="right" if numeric else "left", overflow="fold")
-    for number, row in enumerate(rows, 1):
-        style = "bold" if BEST in row.get("note", "") else ""
-        grid.add_row(*[columns[key][number] for key in kept], style=style)
-    out.print(grid)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, print_json, print_json_text, print_plain, say, table
+from vitlab.cli.console import console, print_json, print_json_text, print_plain, print_table, say
 from vitlab.cli.options import FoldersAndSettings, Json, Recipe, Settings, argument, option
 from vitlab.cli.progress import Meter, following_downloads
 
-if TYPE_CHECKING:
-    from vitlab.training.verify import ResumeReport
-
 WHAT = "A recipe, a data source, or a folder of your images. Default: digits."
-DIFFERENT = 5  # tensors that are named
 
 
 def train(
@@ -169,34 +164,6 @@ def verify_resume(
     recipe = suited_recipe(with_settings(find_recipe(what)[1], settings or []))
     with following_downloads():
         report = verify_resume(recipe, kills=kills, steps=steps, note=say)
-    if json:
-        print_json_text(to_json({"identical": report.identical, **asdict(report)}))
-    else:
-        _show_resume(report)
+    print_json_text(to_json(report.to_dict())) if json else print_table(report.table())
     if not report.identical:
         raise SystemExit(1)
-
-
-def _show_resume(report: ResumeReport) -> None:
-    out = console()
-    titles = ("kill", "after step", "resumed at", "done again")
-    grid = table(*titles, right=titles)
-    for number, kill in enumerate(report.kills, 1):
-        grid.add_row(str(number), str(kill.after), str(kill.resumed), str(kill.after - kill.resumed))
-    out.print(grid)
-    run = f"after {report.steps} steps and {len(report.kills)} kills ({report.seconds:.0f} s)"
-    if report.identical:
-        out.print(f"identical to the bit: {report.tensors} tensors of weights and optimiser {run}")
-        return
-    if report.broke:
-        out.print(f"FAILED: {report.broke}.")
-    else:
-        out.print(f"DIFFERENT: {len(report.differences)} of {report.tensors} tensors {run}")
-    for difference in report.differences[:DIFFERENT]:
-        by = "only in one of the two" if difference.largest is None else f"by up to {difference.largest:.3g}"
-        out.print(f"  {difference.name} {by}")
-    if report.repeatable is False:
-        out.print("Two uninterrupted runs differ too: this device does not repeat its own results.")
-    elif report.repeatable:
-        out.print("Two uninterrupted runs are identical: resuming is what changes them.")
-    out.print(f"Both runs are kept in {report.folder}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, load_options, parse_size, print_json, print_table, say, say_notes
-from vitlab.cli.options import IMAGE, Json, Size, option
+from vitlab.cli.console import console, print_json, print_table, say, say_notes
+from vitlab.cli.options import IMAGE, Json, ModelOptions, option
 from vitlab.images.photos import FIRST
 from vitlab.optional import EXTRAS, require
 from vitlab.printable import one_line
@@ -40,8 +40,8 @@ def try_photo(
             complete.checkpoints,
         ),
     ] = None,
-    image_size: Size = None,
     *,
+    options: ModelOptions,
     output: TryOutput,
 ) -> None:
     """Ask a model about a photo, and look inside.
@@ -52,7 +52,7 @@ def try_photo(
     from vitlab.first_look import first_look
 
     model = model or DEFAULT
-    look = first_look(model, photo, **load_options(image_size))
+    look = first_look(model, photo, **options.for_load())
     files = look.save(output.out)
     if output.json:
         answer = {"image": photo, "scores": []} if look.prediction is None else look.prediction.to_dict()
@@ -64,16 +64,16 @@ def try_photo(
     for file in files:
         console().print(one_line(f"written: {file}"), soft_wrap=True)
     if output.serve:
-        _serve(photo, model, parse_size(image_size), output)
+        _serve(photo, model, output, **options.for_load())
 
 
-def _serve(photo: str, model: str, image_size: tuple[int, int] | None, output: TryOutput) -> None:
+def _serve(photo: str, model: str, output: TryOutput, **options: Any) -> None:
     require("the page", *EXTRAS["serve"], otherwise="Or add --no-serve.")
     from vitlab.serve.browser import open_browser
     from vitlab.serve.page_photo import open_photo
     from vitlab.serve.run import open_server
 
-    with open_server([model], port=output.port, image_size=image_size, photo=open_photo(photo)) as server:
+    with open_server([model], port=output.port, photo=open_photo(photo), **options) as server:
         opened = output.browser and open_browser(server.url)
         say(f"vitlab: {'opened' if opened else 'open'} {server.url} in a browser. Ctrl-C stops.")
         if not opened:

@@ -24,6 +24,7 @@ from vitlab.data_check.outliers import find_outliers
 from vitlab.data_check.page import write_check
 from vitlab.data_check.reading import ImageContents, Joined, read_contents
 from vitlab.data_check.result import CheckMethod, CheckResult, DoubtfulLabel, odd_sizes
+from vitlab.device import pick_device
 from vitlab.errors import DataError, UsageError
 from vitlab.export.loader import is_export
 from vitlab.images.datasets import SourceReading, TargetColumns, first_few, open_splits
@@ -38,7 +39,6 @@ from vitlab.training.batches import ImageSet
 from vitlab.training.features import Count, FeatureSet, adding, dataset_features
 from vitlab.training.label_issues import FEWEST, find_label_issues
 from vitlab.training.probe import fit_probe
-from vitlab.training.processes import pick_device
 from vitlab.training.starting_points import BUNDLED, Need, find_start
 from vitlab.training.targets import fit_target_probe
 from vitlab.training.train import run_name
@@ -96,7 +96,7 @@ def check(
     infos = [_info(joined, i, folder) for i in range(len(joined))]
     result = CheckResult(run_name(name), name, splits.classes, infos, CheckMethod(chosen, why), contents.unreadable)
     result.notes, result.applied = list(splits.notes), applied
-    result.kind = target_kind(joined.labels)
+    result.kind, result.columns = target_kind(joined.labels), columns or TargetColumns()
     _look_at_sizes(result, contents)
     copies = _look_for_copies(result, contents, features, progress)
     _look_at_classes(result, joined)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -115,15 +114,12 @@ class _Page:
             text = both("Nothing to correct was found.", "没有发现需要更正的地方。")
             return f"<section>\n<p>{text}</p>\n</section>"
         drop = sum(row.action == "drop" for row in rows)
-        table, source = shlex.quote(str(r.table)), shlex.quote(r.source)
         english = f"{escaped(r.table)} lists {len(rows):,} images with a problem; {drop:,} of them are marked drop."
-        train = f"vitlab train {source} --apply {table}"
-        again = f"vitlab check {source} --apply {table}"
         steps = [
             both(english, f"表格列出 {len(rows):,} 张有问题的图片，其中 {drop:,} 张已标为 drop。"),
             EDIT[r.kind == "class"],
-            f"{both('Train with the corrections:', '按更正后的数据训练：')} <code>{escaped(train)}</code>",
-            f"{both('Check what is left:', '再检查一遍：')} <code>{escaped(again)}</code>",
+            f"{both('Train with the corrections:', '按更正后的数据训练：')} <code>{escaped(r.train_command())}</code>",
+            f"{both('Check what is left:', '再检查一遍：')} <code>{escaped(r.check_command())}</code>",
         ]
         items = "".join(f"<li>{step}</li>" for step in steps)
         note = both("Your files are not changed.", "你的文件不会被改动。")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from vitlab.data_check.outliers import OutlierImage
 from vitlab.images.listing import ImageInfo
 from vitlab.images.sources.corrections import Correction
 from vitlab.images.sources.dataset import TargetKind
+from vitlab.images.sources.targets import TargetColumns
 from vitlab.training.label_issues import LabelSuspect
 
 IMBALANCE = 10.0  # times as many images in the largest class as in the smallest: worth saying
@@ -63,6 +65,7 @@ class CheckResult:
     notes: list[str] = field(default_factory=list)
     applied: list[Correction] = field(default_factory=list)  # drop and relabel, with which the data were checked
     kind: TargetKind = "class"  # what the labels are
+    columns: TargetColumns = field(default_factory=TargetColumns)  # that were chosen, of a table
     page: Path | None = None
     table: Path | None = None
 
@@ -146,6 +149,16 @@ class CheckResult:
                 line = replace(line, label=before.label, suggested_label=before.suggested_label, action="relabel")
             lines.append(replace(line, action="drop") if image in drop else line)
         return [*lines, *relabelled.values(), *(row for row in self.applied if row.action == "drop")]
+
+    def train_command(self) -> str:
+        """What trains with the corrections."""
+        settings = [f"data.{name}={value}" for name, value in self.columns.chosen.items()]
+        return shlex.join(["vitlab", "train", self.source, *settings, "--apply", str(self.table)])
+
+    def check_command(self) -> str:
+        """What looks at the data as corrected."""
+        options = [word for name, value in self.columns.chosen.items() for word in (f"--{name}", value)]
+        return shlex.join(["vitlab", "check", self.source, *options, "--apply", str(self.table)])
 
     def to_dict(self) -> dict[str, Any]:
         """As `vitlab check --json` prints it."""

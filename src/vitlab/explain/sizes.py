@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,46 @@ from vitlab.models.base import Network
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.plain import PlainConfig
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
+from vitlab.tables import Table, Tabular, by, short
+from vitlab.tables import count as with_commas
+
+
+@dataclass(frozen=True)
+class RegisteredModel:
+    """A registered model and its costs."""
+
+    name: str
+    aliases: list[str]
+    image_size: list[int]
+    parameters: int
+    macs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def cells(self) -> list[str]:
+        costs = with_commas(self.parameters), short(self.macs)
+        return [self.name, by(self.image_size), *costs, ", ".join(self.aliases)]
+
+
+class RegisteredModels(Tabular, list[RegisteredModel]):
+    def table(self) -> Table:
+        costs = ("parameters", "MACs")
+        note = (
+            "MACs for one image (for a CLIP also one text); 1 MAC = 2 FLOPs. timm's names work too: "
+            "vit_base_patch16_384."
+        )
+        titles = ["name", "image", *costs, "also called"]
+        return Table(titles, [model.cells() for model in self], right=costs, notes=[note])
+
+
+def list_sizes(pattern: str = "*") -> RegisteredModels:
+    """The registered models whose names match, as in `list_models`."""
+    entries = [registry.MODELS[name] for name in registry.list_models(pattern)]
+    return RegisteredModels(
+        RegisteredModel(entry.name, list(entry.aliases), list(entry.config.image_size), *size_of(entry.name))  # type: ignore
+        for entry in entries
+    )
 
 
 @cache

@@ -98,6 +98,7 @@ def open_subject(
     batch_size: int = 8,
     skip_unreadable: bool = False,
     scale: str = DEFAULT,
+    device: str | None = None,
     **load_options: Any,
 ) -> Subject:
     """Load the model and read the images: paths, PIL images, arrays, or samples of a dataset, "cifar10#3".
@@ -106,13 +107,14 @@ def open_subject(
     encoder          False: of MAE and DINO, load the decoder and the heads as well
     skip_unreadable  leave out what cannot be read; Subject.failed says why
     scale            of the colours of heat maps: "percentile", "log" or "minmax"
+    device           where the model runs: "cpu", "cuda", "auto"; None: where it is
     load_options     as in vitlab.load. With image_size=(384, 256) the whole image is seen, stretched to this size where
                      the model's own preprocess would crop it: a map should cover the image, while `predict` and
                      `evaluate` keep the crop that published accuracies are measured with
     """
     check_scale(scale)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
-    network = as_network(model, encoder=encoder and not texts, **load_options)
+    network = as_network(model, device=device, encoder=encoder and not texts, **load_options)
     if load_options.get("image_size") is not None and network.preprocess is not None:
         network.preprocess = network.preprocess.uncropped()
     network = ask(network, texts) if texts else network

@@ -36,6 +36,7 @@ from vitlab.optional import require
 from vitlab.reduce import r_for, reducer_of
 from vitlab.tables import Table, Tabular
 
+CPU = torch.device("cpu")
 DEFAULT_BACKENDS = (*EXACT, "int8")
 MERGED = 0.5  # share of the patches that the default reducer merges over all layers
 
@@ -152,18 +153,26 @@ def run_bench(
         {name: partial(library_runner, name, model, factory) for name in against}, images[:batch], progress
     )
     runners, notes = make_runners(factory, backends, (None, *reducers), images[:batch], progress)
-    rows = measure([*runners, *libraries], images, factory.gives, batch=batch, rounds=rounds, task=factory.model.task)
+    rows = measure(
+        [*runners, *libraries],
+        images,
+        factory.gives,
+        batch=batch,
+        rounds=rounds,
+        task=factory.model.task,
+        device=factory.device,
+    )
     for row in rows[len(runners) :]:
         row.ours = False
     return Bench(batch, len(images), rows, fastest(rows, compare.agreement), compare.agreement, missing + notes)
 
 
-def open_or_create(model: ModelOrName, **options: Any) -> Network:
+def open_or_create(model: ModelOrName, device: str | None = None, **options: Any) -> Network:
     """A model as it is; a checkpoint is loaded; of any other name a new, untrained model is made."""
     if isinstance(model, nn.Module) or is_checkpoint(fspath(model)):
-        return as_network(model, **options)
+        return as_network(model, device=device, **options)
     warnings.warn(f"{model} is a new, untrained model: its times are right, its agreement says little.", stacklevel=2)
-    return create(str(model), **options).eval()
+    return as_network(create(str(model), **options).eval(), device=device)
 
 
 def check_options(backends: Sequence[str], reducers: Sequence[str], against: Sequence[str]) -> None:
@@ -216,7 +225,14 @@ def try_runners(
 
 
 def measure(
-    runners: Sequence[Runner], images: Tensor, gives: str, *, batch: int, rounds: int, task: ModelTask = CLASSES
+    runners: Sequence[Runner],
+    images: Tensor,
+    gives: str,
+    *,
+    batch: int,
+    rounds: int,
+    task: ModelTask = CLASSES,
+    device: torch.device = CPU,
 ) -> list[BackendResult]:
     """`images` (n, C, H, W); all runners are compared with the first one."""
     timed = images[:batch] if len(images) >= batch else images.repeat(-(-batch // len(images)), 1, 1, 1)[:batch]
@@ -226,7 +242,7 @@ def measure(
         actual = _outputs(runner, images, batch)
         difference = float((actual - expected).abs().max())
         within = difference <= TOLERANCE * float(expected.abs().max()) < math.inf  # false for NaN and infinity
-        memory = peak_memory(partial(runner.without_arena(), timed))
+        memory = peak_memory(partial(runner.without_arena(), timed)) if device.type == "cpu" else None
         agrees = agreement_rate(expected, actual, gives, task)
         rows.append(BackendResult(runner.name, runner.reducer, agrees, difference, within, runner.bytes, memory))
     times = alternate({str(n): (lambda run=r.run: run(timed)) for n, r in enumerate(runners)}, rounds)

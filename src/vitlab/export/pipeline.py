@@ -54,9 +54,10 @@ def export_model(
 
     `gives`: logits where the model has classes, else features; "text" exports the text tower of a CLIP. Static int8 is
     calibrated on `compare.source`. If the outputs differ, ExportMismatchError is raised and an older file at `path`
-    stays; `force` keeps the new file.
+    stays; `force` keeps the new file. With device= the model is run there; the file is made and runs on the CPU.
     """
-    model, path, compare = as_network(model, **load_options), Path(path).expanduser(), compare or Comparison()
+    model = as_network(model, **load_options)
+    path, compare = Path(path).expanduser(), compare or Comparison()
     _check(path, int8, compare.source, dynamic_size, reducer, gives)
     gives = output_kind(model, gives)
     size_range = dynamic_size_range(model) if dynamic_size else None
@@ -69,7 +70,7 @@ def export_model(
         written = Path(folder) / path.name
         float32 = written if int8 is None else Path(folder) / "float32" / path.name  # with its external weights
         float32.parent.mkdir(exist_ok=True)
-        program = to_program(ExportWrapper(fold(model), gives, reducer), example_input(model, gives), size_range)
+        program = to_program(ExportWrapper(fold(model).cpu(), gives, reducer), example_input(model, gives), size_range)
         if path.suffix == ".pt2":
             save_program(program, float32, metadata)
         else:

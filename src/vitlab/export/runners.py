@@ -30,7 +30,7 @@ from vitlab.export.metadata import OutputKind, model_metadata
 from vitlab.export.onnx import Session, save_onnx
 from vitlab.export.program import suppress_output, to_program
 from vitlab.export.quantize import to_int8
-from vitlab.export.wrapper import ExportWrapper, example_input, output_kind
+from vitlab.export.wrapper import ExportWrapper, example_input, output_kind, run_where_it_is
 from vitlab.models.base import Network
 
 EXACT = ("eager", "folded", "compiled", "onnx")
@@ -68,6 +68,7 @@ class RunnerFactory:
         """`calibration` (B, C, H, W): preprocessed real images, for int8_static."""
         self.model, self.calibration = model.eval(), calibration
         self.gives: OutputKind = output_kind(model)
+        self.device = next(model.parameters()).device
         self._folder = tempfile.TemporaryDirectory(prefix="vitlab-")
         self._cache: dict[tuple[str, str | None], Any] = {}
 
@@ -87,14 +88,15 @@ class RunnerFactory:
 
         wrapper = self._folded(reducer).eval()
         compiled, seen = torch.compile(wrapper, dynamic=False), set()
+        compute = lambda x: compiled(x.to(self.device)).cpu()
 
         def run(x: Tensor) -> Tensor:
             with torch.no_grad():
                 if x.shape in seen:
-                    return compiled(x)
+                    return compute(x)
                 seen.add(x.shape)
                 with inductor.patch(freezing=True), suppress_output():  # compiled at the first batch of each shape
-                    return compiled(x)
+                    return compute(x)
 
         return Runner("compiled", run, _bytes(wrapper), reducer)
 
@@ -102,6 +104,8 @@ class RunnerFactory:
         return ExportWrapper(self._once("folded", None, lambda: fold(self.model)), self.gives, reducer)
 
     def onnx_file(self, reducer: str | None = None, *, folded: bool = True) -> Path:
+        if self.device.type != "cpu":
+            raise UsageError("ONNX Runtime runs on the CPU here: use --device cpu.")
         return self._once("onnx" if folded else "unfolded", reducer, lambda: self._export(reducer, folded))
 
     def _export(self, reducer: str | None, folded: bool) -> Path:
@@ -138,7 +142,7 @@ def _torch_runner(name: str, wrapper: ExportWrapper, reducer: str | None) -> Run
 
     def run(x: Tensor) -> Tensor:
         with torch.inference_mode():
-            return wrapper(x)
+            return run_where_it_is(wrapper, x)
 
     return Runner(name, run, _bytes(wrapper), reducer)
 
@@ -163,10 +167,11 @@ def _transformers_runner(model: Network) -> Runner:
         theirs: Any = AutoModelForImageClassification.from_pretrained(
             Path(folder) / "model", attn_implementation="sdpa"
         )
-    theirs.eval()
+    device = next(model.parameters()).device
+    theirs.to(device).eval()
 
     def run(x: Tensor) -> Tensor:
         with torch.inference_mode():
-            return theirs(x).logits
+            return theirs(x.to(device)).logits.cpu()
 
     return Runner("transformers", run, sum(p.nbytes for p in theirs.parameters()))

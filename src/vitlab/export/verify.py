@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ from vitlab.export.metadata import ExportMetadata
 from vitlab.export.program import first_line
 from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
 from vitlab.export.timing import alternate, summary
-from vitlab.export.wrapper import ExportWrapper
+from vitlab.export.wrapper import ExportWrapper, run_where_it_is
 from vitlab.images.read import Source
 from vitlab.models.base import Network, evaluating
 from vitlab.models.task import CLASSES, ModelTask
 from vitlab.parsing import spell_not_finite
+from vitlab.tables import Table, Tabular
 
 TOLERANCE = 1e-4
 AGREEMENT = 0.99
@@ -54,7 +56,7 @@ class Comparison:
 
 
 @dataclass
-class Verification:
+class Verification(Tabular):
     images: int
     max_difference: float
     largest: float  # output of the model
@@ -68,10 +70,22 @@ class Verification:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # caveats
     not_finite: dict[str, int] = field(default_factory=dict)  # images with NaN or infinity: model, export
+    inputs: str = "images"  # or texts
 
     @property
     def passed(self) -> bool:
         return not self.problems
+
+    def table(self) -> Table:
+        ms, size = self.milliseconds, self.bytes
+        classes = "" if self.answers is None else f", to which the model gives {self.answers} different classes"
+        rows = [
+            ["same answer", f"{self.agreement:.2%} of {self.images} {self.inputs}{classes}"],
+            ["largest difference", f"{self.max_difference:.1e}, of values up to {self.largest:.3g}"],
+            [f"a batch of {self.batch}", f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms"],
+            ["size", f"{size['export'] / 1e6:.2f} MB, the model {size['model'] / 1e6:.2f} MB"],
+        ]
+        return Table(["", ""], rows, prose=("",))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; NaN and infinity become strings."""
@@ -90,9 +104,10 @@ def verify(
     """Compare with the exported `model`, which runs with the file's reducer."""
     metadata = exported.metadata
     wrapper = ExportWrapper(model, metadata.gives, metadata.reducer)
+    run = partial(run_where_it_is, wrapper)
     with evaluating(wrapper):
         ours, theirs = _inputs(model, exported, images)
-        expected = _run_batches(wrapper, ours, (8,))
+        expected = _run_batches(run, ours, (8,))
         actual = _run_batches(exported, theirs, BATCHES)
         result = _compare(expected, actual, tolerance, exported)
         result.problems += _find_problems(result, metadata, agreement)
@@ -108,10 +123,10 @@ def verify(
         if metadata.gives == "logits" and exported.task != model.task:
             result.problems.append("what the outputs mean differs")
         if metadata.dynamic_size and metadata.gives != "text":
-            result.problems += _other_sizes(wrapper, exported, images, tolerance, agreement)
+            result.problems += _other_sizes(run, exported, images, tolerance, agreement)
         few, same = ours[: BATCHES[-1]], theirs[: BATCHES[-1]]
         result.batch = len(few)
-        times = alternate({"model": lambda: wrapper(few), "export": lambda: exported(same)}, rounds)
+        times = alternate({"model": lambda: run(few), "export": lambda: exported(same)}, rounds)
         result.milliseconds = {name: 1000 * summary(seconds)["median"] for name, seconds in times.items()}
     result.bytes = {"model": sum(p.nbytes for p in wrapper.state_dict().values()), "export": exported.bytes}
     return result
@@ -156,6 +171,7 @@ def _compare(expected: Tensor, actual: Tensor, tolerance: float, exported: Expor
         batch=0,
         bytes={},
         not_finite={side: count for side, count in bad.items() if count},
+        inputs="texts" if gives == "text" else "images",
     )
 
 
@@ -210,7 +226,7 @@ def _preprocess_difference(model: Network, exported: Exported) -> str:
 
 
 def _other_sizes(
-    wrapper: ExportWrapper, exported: Exported, images: Sequence[Source], tolerance: float, agreement: float
+    run: Callable[[Tensor], Tensor], exported: Exported, images: Sequence[Source], tolerance: float, agreement: float
 ) -> list[str]:
     """Compare at a larger and a smaller size, not square, with an odd and an even number of patches, because some
     reducers halve them. A few images show rounding; the agreement rate needs all of them.
@@ -224,7 +240,7 @@ def _other_sizes(
     even = (max(2, rows - 1), columns + 1 + (columns + 1) % 2)
     for size in ((step * r, step * c) for r, c in (odd, even)):
         inputs = preprocess_batch(exported, few, size)
-        expected = _run_batches(wrapper, inputs, BATCHES[-1:])
+        expected = _run_batches(run, inputs, BATCHES[-1:])
         try:
             actual = _run_batches(exported, inputs, BATCHES[-1:])
         except Exception as error:  # torch and ONNX Runtime raise many kinds

@@ -39,6 +39,11 @@ class ExportWrapper(nn.Module):
         return run(x) if self.reducer is None else run(x, reducer=self.reducer)
 
 
+def run_where_it_is(wrapper: ExportWrapper, x: Tensor) -> Tensor:
+    """Outputs on the CPU, of inputs on the CPU. A timing thus includes the transfer, and that a GPU has finished."""
+    return wrapper(x.to(next(wrapper.parameters()).device)).cpu()
+
+
 def output_kind(model: Network, gives: OutputKind | None = None) -> OutputKind:
     """What an export of this model returns: by default logits where it has classes, else features."""
     if gives == "text" and not isinstance(model, TwoTowers):

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.advice import option_or_setting
 from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.images.bands import ARRAY_EXTENSION, StoredPixels, is_photo, stored_pixels
 from vitlab.images.randomness import permutation
@@ -258,7 +259,10 @@ def _open_folder(source: str, path: Path, reading: SourceReading) -> Splits:
         if cifar.locate(name, path):
             return cifar.open_cifar(name, path, download=False)
     if idx.folder_files("mnist", path):
-        raise DataError(f"{path}: holds IDX files. Say which set they are: data.source=fashion-mnist data.path={path}")
+        raise DataError(
+            f"{path}: holds IDX files. Say which set they are: name it, mnist or fashion-mnist, with "
+            f"{option_or_setting('data.path', str(path))}."
+        )
     if holds_marks(path):
         return _open_marks(path, reading)
     if table := captioned.table_in(path):

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import nn
 
 from vitlab.checkpoints.load import ModelOrName
+from vitlab.device import pick_device
 from vitlab.errors import ImageError, UsageError, VitlabError
 from vitlab.explain import draw
 from vitlab.export.loader import open_network
@@ -32,7 +33,7 @@ from vitlab.search.graph import Progress
 from vitlab.search.index import Counts, check, update
 from vitlab.search.query import Hit, Index, open_database
 from vitlab.search.table import TableSummary, write_table
-from vitlab.training.processes import Processes, pick_device
+from vitlab.training.processes import Processes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,6 @@ from vitlab.checkpoints import bundled
 from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.inputs import token_model
 from vitlab.explain.walk import ForwardView
-from vitlab.export.loader import open_network
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network, features_of
 from vitlab.serve.batching import Worker
@@ -201,7 +200,9 @@ class ModelPool:
         return served
 
 
-def open_models(sources: Iterable[str] = (), image_size: tuple[int, int] | None = None) -> list[ServedModel]:
+def open_models(
+    sources: Iterable[str] = (), image_size: tuple[int, int] | None = None, device: str = "cpu"
+) -> list[ServedModel]:
     """Open checkpoints and exported files, each given as CHECKPOINT or NAME=CHECKPOINT. Default: all bundled models.
 
     `image_size`: of all of them, as in vitlab.load.
@@ -210,7 +211,7 @@ def open_models(sources: Iterable[str] = (), image_size: tuple[int, int] | None 
     models: dict[str, ServedModel] = {}
     for source in list(sources) or [f"{bundled.PREFIX}{name}" for name in bundled.names()]:
         name, checkpoint = _split_name(source)
-        model = open_network(checkpoint, **options)
+        model = inference.open_model(checkpoint, device, **options)
         if not name or name in models:
             name = unique_name(checkpoint, models)
         models[name] = ServedModel(name, model)

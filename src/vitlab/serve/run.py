@@ -80,16 +80,17 @@ def open_server(
     settings: Settings | None = None,
     threads: int | None = None,
     image_size: tuple[int, int] | None = None,
+    device: str = "cpu",
     photo: PagePhoto | None = None,
 ) -> Server:
     """Open models, an index to search, and the port; 0: any free one.
 
-    `models` and `image_size` as in `open_models`; an index keeps the size that it was made with. `threads`: how many a
-    model runs with; None leaves torch's number. `photo`: what the page opens with.
+    `models`, `image_size` and `device` as in `open_models`; an index keeps the size that it was made with. `threads`:
+    how many a model runs with; None leaves torch's number. `photo`: what the page opens with.
     """
     if threads is not None:
         compute(torch.set_num_threads, threads)
-    served = compute(open_models, models, image_size)
+    served = compute(open_models, models, image_size, device)
     search_index = None if index is None else compute(open_index, index, served)
     return Server(served, search_index, settings or Settings(), port, photo)
 

@@ -15,13 +15,12 @@ from typing import Any
 from vitlab.errors import UsageError, VitlabError
 from vitlab.study.grid import Grid, file_safe, format_value, read_grid
 from vitlab.study.runner import RunsStudy, check_cells
-from vitlab.study.study import OTHER_FOLDER, STUDY_JSON, Row, read_study_json, write_study_json
+from vitlab.study.study import BEST, OTHER_FOLDER, STUDY_JSON, Row, read_study_json, write_study_json
 from vitlab.training.loop import Show, Silent
 from vitlab.training.recipe import Recipe, difference, from_tables, to_tables
 from vitlab.training.runs import shown
 
 NUMBERS = ("top1", "val_top1", "loss", "params", "seconds", "images_per_second")
-BEST = "best on val"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vitlab.checkpoints.native import on_meta
+from vitlab.device import pick_device
 from vitlab.errors import UsageError, VitlabError
 from vitlab.models.base import Network
 from vitlab.study.grid import GridCell, label
@@ -23,7 +24,6 @@ from vitlab.training.finetune import build_model
 from vitlab.training.job import data_of
 from vitlab.training.loop import Show, fit
 from vitlab.training.objectives import objective_class
-from vitlab.training.processes import pick_device
 from vitlab.training.recipe import DataRecipe, Recipe, difference, read_recipe
 from vitlab.training.runs import RECIPE, read_run
 

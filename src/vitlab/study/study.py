@@ -7,7 +7,7 @@ which study.json describes and a later command may resume.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,15 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.native import write_text, write_together
 from vitlab.errors import UsageError
 from vitlab.optional import require
-from vitlab.training.runs import to_csv, to_markdown
+from vitlab.study.grid import short_keys
+from vitlab.tables import Table
+from vitlab.training.runs import TITLES, shown, to_csv, to_markdown
 from vitlab.version import __version__
 
 STUDY_JSON, PLOT = "study.json", "plot.png"
+BEST = "best on val"  # the note of the row in bold
+# Columns to leave out of a narrow terminal, in this order; table.md has them all.
+DROPPABLE = ("images_per_second", "loss", "params", "seconds", "encoder", "pre-training")
 OTHER_FOLDER = "Use another folder: --dir studies/NAME."
 
 Row = dict[str, Any]  # column -> value
@@ -73,6 +78,22 @@ class Study:
             return [f"{error} It is not drawn."]
         self.draw(self.folder / PLOT)
         return []
+
+
+def as_table(rows: Sequence[Row]) -> Table:
+    """Rows of a study as people read them in a terminal."""
+    titles = {**TITLES, **short_keys([key for key in rows[0] if "." in key])}
+    title = lambda key: str(titles.get(key, key))
+    columns = {key: [shown(key, row[key]) for row in rows] for key in rows[0]}
+    numeric = [key for key, cells in columns.items() if all(cell[:1] in ("", *"+-0123456789") for cell in cells)]
+    return Table(
+        [title(key) for key in columns],
+        list(zip(*columns.values(), strict=True)),
+        right=[title(key) for key in numeric],
+        prose=("note",),
+        strong=[number for number, row in enumerate(rows) if BEST in row.get("note", "")],
+        droppable=[title(key) for key in DROPPABLE],
+    )
 
 
 def read_study_json(folder: Path, kind: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TypedDict
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.images.sources.download import cache_dir
+from vitlab.tables import Table, Tabular, by
 
 INDEX, VECTORS = "index.sqlite", ".f32"
 PATIENCE = 60.0  # seconds to wait for another process that writes
@@ -58,6 +60,17 @@ class CachedEncoder:
     images: int
     bytes: int
     used: float  # seconds since 1970
+
+    def cells(self) -> list[str]:
+        pixels = by(self.size).replace(" ", "") + (", mirrored" if self.mirrored else "")
+        used = datetime.fromtimestamp(self.used).strftime("%Y-%m-%d %H:%M")
+        return [self.key, self.model, pixels, f"{self.images:,}", f"{self.bytes / 1e6:,.1f}", used]
+
+
+class CachedEncoders(Tabular, list[CachedEncoder]):
+    def table(self) -> Table:
+        titles = ["key", "model", "pixels", "images", "MB", "last used"]
+        return Table(titles, [encoder.cells() for encoder in self], right=("images", "MB"))
 
 
 class FeatureCache:
@@ -174,17 +187,17 @@ def _connect(place: Path) -> sqlite3.Connection:
     raise sqlite3.DatabaseError(f"{place / INDEX}: cannot be made")
 
 
-def encoders() -> list[CachedEncoder]:
+def encoders() -> CachedEncoders:
     """Everything in the cache, the most recently used first."""
+    listed = CachedEncoders()
     if not (folder() / INDEX).exists():
-        return []
+        return listed
     index = _connect(folder())
     rows = index.execute(
         "SELECT key, about, used, (SELECT COUNT(*) FROM features WHERE features.key = encoders.key) FROM encoders "
         "ORDER BY used DESC"
     ).fetchall()
     index.close()
-    listed = []
     for key, about, used, images in rows:
         file = folder() / f"{key}{VECTORS}"
         size = file.stat().st_size if file.exists() else 0
@@ -192,14 +205,14 @@ def encoders() -> list[CachedEncoder]:
     return listed
 
 
-def clean(keys: Sequence[str] | None = None, unused_days: float | None = None) -> list[CachedEncoder]:
+def clean(keys: Sequence[str] | None = None, unused_days: float | None = None) -> CachedEncoders:
     """Remove the features of these encoders, or of those not used for so many days; of all by default. Returns them."""
     listed = encoders()
     if missing := set(keys or ()) - {encoder.key for encoder in listed}:
         raise UsageError(f"no features are kept under the key {min(missing)}. `vitlab cache` lists the keys.")
-    chosen = [encoder for encoder in listed if keys is None or encoder.key in keys]
+    chosen = CachedEncoders(encoder for encoder in listed if keys is None or encoder.key in keys)
     if unused_days is not None:
-        chosen = [encoder for encoder in chosen if time.time() - encoder.used > 86_400 * unused_days]
+        chosen = CachedEncoders(one for one in chosen if time.time() - one.used > 86_400 * unused_days)
     if chosen:
         index = _connect(folder())
         for encoder in chosen:

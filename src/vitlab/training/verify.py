@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UsageError
+from vitlab.tables import Table, Tabular
 from vitlab.training.batches import Plan
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped, fit
@@ -27,6 +28,7 @@ from vitlab.training.recipe import Recipe, TrackRecipe, single_run
 from vitlab.training.state import load_last
 
 SAVE_EVERY = 4  # steps: a kill loses up to three
+NAMED = 5  # tensors that differ and are named
 START = "spawn"  # a killed run is a process of its own, started from nothing
 
 
@@ -41,9 +43,13 @@ class TensorDifference:
     name: str  # of a tensor, e.g. weights|head.bias or optimizer|head.bias|exp_avg
     largest: float | None  # None: only one of the two has it, or in another shape
 
+    def __str__(self) -> str:
+        by = "only in one of the two" if self.largest is None else f"by up to {self.largest:.3g}"
+        return f"{self.name} {by}"
+
 
 @dataclass
-class ResumeReport:
+class ResumeReport(Tabular):
     steps: int
     kills: list[Kill] = field(default_factory=list)
     tensors: int = 0  # compared
@@ -56,6 +62,30 @@ class ResumeReport:
     @property
     def identical(self) -> bool:
         return not self.differences and not self.broke
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"identical": self.identical, **asdict(self)}
+
+    def table(self) -> Table:
+        titles = ["kill", "after step", "resumed at", "done again"]
+        rows = [
+            [str(number), str(kill.after), str(kill.resumed), str(kill.after - kill.resumed)]
+            for number, kill in enumerate(self.kills, 1)
+        ]
+        return Table(titles, rows, right=titles, notes=self._findings())
+
+    def _findings(self) -> list[str]:
+        run = f"after {self.steps} steps and {len(self.kills)} kills ({self.seconds:.0f} s)"
+        if self.identical:
+            return [f"identical to the bit: {self.tensors} tensors of weights and optimiser {run}"]
+        lines = [f"DIFFERENT: {len(self.differences)} of {self.tensors} tensors {run}"]
+        lines = [f"FAILED: {self.broke}."] if self.broke else lines
+        lines += [f"  {difference}" for difference in self.differences[:NAMED]]
+        if self.repeatable is False:
+            lines.append("Two uninterrupted runs differ too: this device does not repeat its own results.")
+        elif self.repeatable:
+            lines.append("Two uninterrupted runs are identical: resuming is what changes them.")
+        return [*lines, f"Both runs are kept in {self.folder}"]
 
 
 def verify_resume(

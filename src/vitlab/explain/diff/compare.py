@@ -131,6 +131,7 @@ def diff(
     *,
     image_size: tuple[int, int] | None = None,
     heads: int | None = None,
+    device: str | None = None,
 ) -> Difference:
     """Compare two copies of one network: anything `vitlab.load` reads, transformers:FOLDER, or models.
 
@@ -138,10 +139,11 @@ def diff(
     tolerance   the share of a step's largest value that counts as a difference
     image_size  the input's (height, width); B's own unless given
     heads       for bare files that do not tell it
+    device      where both run: "cpu", "cuda", "auto"; None: where they are
     """
     if not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
         raise UsageError(f"tolerance={tolerance!r} must be a number above 0, e.g. 1e-5.")
-    A, B = (open_side(letter, what, heads, image_size) for letter, what in (("A", a), ("B", b)))
+    A, B = (open_side(letter, what, heads, image_size, device) for letter, what in (("A", a), ("B", b)))
     _check_one_network(A, B)
     size = image_size or B.input_size
     fitted = size if image_size is not None or A.config.image_size != B.config.image_size else None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitlab.checkpoints import hf, keymap, native
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
+from vitlab.device import pick_device
 from vitlab.errors import UsageError
 from vitlab.explain.diff.steps import Key, Steps, run_steps
 from vitlab.images.preprocess import Preprocess
@@ -95,7 +96,7 @@ class Side:
 class TransformersSide(Side):
     """A folder run by transformers, with config, preprocess and labels as we read them."""
 
-    def __init__(self, letter: str, path: str):
+    def __init__(self, letter: str, path: str, device: torch.device | None = None):
         require(path, "transformers", otherwise=f"Without {PREFIX!r} the folder is read and run by vitlab.")
         folder = locate(path.removeprefix(PREFIX))
         if not (folder / "config.json").is_file():
@@ -105,7 +106,8 @@ class TransformersSide(Side):
         super().__init__(letter, model, path)
         self.notes += report.notes
         self.folder = folder
-        self.network, absent = _run_by_transformers(path, folder, config)
+        network, absent = _run_by_transformers(path, folder, config)
+        self.network = network if device is None else network.to(device)
         if absent:
             self.notes.append(
                 f"{path}: transformers did not find {', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''} in the "
@@ -119,6 +121,7 @@ class TransformersSide(Side):
             self.processor = _processor(path, folder, self.notes)
 
     def steps(self, images: Tensor) -> Steps:
+        images = images.float().to(next(self.network.parameters()).device)
         raw: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # our layer, part of it -> their input and output
 
         def watch(where: tuple[str, int], module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
@@ -135,7 +138,7 @@ class TransformersSide(Side):
             options["interpolate_pos_encoding"] = True
         try:
             with torch.no_grad():
-                out = self.network(images.float(), **options)
+                out = self.network(images, **options)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise UsageError(f"{self.name}: transformers could not run it ({first}).") from None
@@ -188,18 +191,21 @@ class TransformersSide(Side):
         return watched
 
 
-def open_side(letter: str, what: ModelOrName, heads: int | None, size: tuple[int, int] | None) -> Side:
+def open_side(
+    letter: str, what: ModelOrName, heads: int | None, size: tuple[int, int] | None, device: str | None = None
+) -> Side:
     """A path, a name with a prefix, or a model."""
+    place = None if device is None else pick_device(device)
     if not isinstance(what, str | os.PathLike):
-        return Side(letter, unwrap(what).encoder)
+        return Side(letter, unwrap(what).encoder.to(place))
     path = os.fspath(what)
     if path.startswith(PREFIX):
-        return TransformersSide(letter, path)
+        return TransformersSide(letter, path, place)
     options: dict[str, Any] = {}
     if Path(path).expanduser().is_file():  # a bare file may not store these
         options = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
     model, report = load_with_report(path, **options)
-    side = Side(letter, model.encoder, path)
+    side = Side(letter, model.encoder.to(place), path)
     if model.encoder is not model:
         side.notes.append(f"{path}: a {model.family} model, of which the encoder is compared.")
     side.notes += [f"{path}: {note}" for note in report.notes]

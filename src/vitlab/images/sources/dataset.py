@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from vitlab.advice import option_or_setting
 from vitlab.errors import DataError, ImageError
 from vitlab.images.bands import SCALES, StoredPixels, read_bands
 from vitlab.images.digest import file_digest, pixel_digest
@@ -86,8 +87,8 @@ class Allow:
 
 
 def how_to_allow(what: str) -> str:
-    """The options that allow it, for a message."""
-    return f"data.allow_{what}=true (vitlab train and data), --allow-{what} (vitlab eval and embed)"
+    """What allows it, as it is typed."""
+    return option_or_setting(f"data.allow_{what}", "true")
 
 
 def refuse_special(path: str | Path) -> None:

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitlab.advice import option_or_setting
 from vitlab.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ def fetch(source: str, file: str) -> Path:
     raise DataError(
         f"{source}: {file} could not be downloaded:\n"
         + "\n".join(failures)
-        + "\nTry again later, or fetch it by other "
-        "means and pass its path (data.path=..., or --path), or put it into a folder and set VITLAB_DATA to that."
+        + "\nTry again later, or fetch it by other means and name its folder, "
+        + f"{option_or_setting('data.path', 'FOLDER')}, or put it into a folder and set VITLAB_DATA to that."
     )
 
 

@@ -67,7 +67,7 @@ def open_idx(source: str, path: Path | None, download: bool) -> Splits:
     for other, labels in FIRST_TEST_LABELS.items():
         if other != source and first == labels:
             raise DataError(
-                f"{files[FILES['test'][1]]}: these are {other}'s files, not {source}'s. Say data.source={other}, or "
+                f"{files[FILES['test'][1]]}: these are {other}'s files, not {source}'s. Name {other} instead, or "
                 f"pass the folder of {source}."
             )
     return Splits(CLASSES[source], train, test=test)

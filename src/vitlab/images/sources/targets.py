@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.advice import option_or_setting
 from vitlab.errors import DataError, UsageError
 from vitlab.images.sources.dataset import Allow, FileDataset, Splits, TargetKind
 from vitlab.images.sources.groups import is_path_rule
@@ -63,7 +64,11 @@ class TargetColumns:
     @property
     def settings(self) -> list[str]:
         """Those that are set, as typed."""
-        return [f"data.{name}={value}" for name, value in vars(self).items() if value is not None]
+        return [option_or_setting(f"data.{name}", value) for name, value in self.chosen.items()]
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def names(self) -> list[str]:
@@ -244,18 +249,23 @@ def _splits(table: TargetTable) -> tuple[dict[str, list[int]], list[tuple[int, s
 # ------------------------------------------------------------------------------------------------ what it is a table of
 
 
+def _column(setting: str, title: str) -> str:
+    """Which column is learned, as it is typed."""
+    return option_or_setting(f"data.{setting}", title)
+
+
 def _choose(table: TargetTable, columns: TargetColumns) -> Choice:
     if columns.target is not None:
-        return Choice("number", [table.column(f"data.target={columns.target}", columns.target)])
+        return Choice("number", [table.column(_column("target", columns.target), columns.target)])
     if columns.label is not None:
-        return Choice("class", [table.column(f"data.label={columns.label}", columns.label)])
+        return Choice("class", [table.column(_column("label", columns.label), columns.label)])
     if columns.labels is not None:
-        return Choice("labels", [table.column(f"data.labels={columns.labels}", name) for name in columns.names])
+        return Choice("labels", [table.column(_column("labels", columns.labels), name) for name in columns.names])
     one, several = table.find(LABEL), table.find(LABELS)
     if one and several:
         raise DataError(
-            f"{table.path}: has the columns {one[0]} and {several[0]}. Say which is learned: data.label={one[0]} (one "
-            f"class an image) or data.labels={several[0]} (several)."
+            f"{table.path}: has the columns {one[0]} and {several[0]}. Say which is learned: "
+            f"{_column('label', one[0])} (one class an image) or {_column('labels', several[0])} (several)."
         )
     if several:
         return Choice("labels", several[:1])
@@ -277,12 +287,12 @@ def _check_class_column(table: TargetTable, title: str) -> None:
         if several := _shared_parts(cells, separator):
             raise DataError(
                 f"{table.path}: {several!r} in the column {title} could be one class or several labels. Several: "
-                f"data.labels={title}; one: data.label={title}"
+                f"{_column('labels', title)}; one: {_column('label', title)}"
             )
     if any("." in cell for cell in cells) and all(_number(cell) is not None for cell in cells):
         raise DataError(
             f"{table.path}: the column {title} holds numbers such as {cells[0]}. To learn the number: "
-            f"data.target={title}; to take each for the name of a class: data.label={title}"
+            f"{_column('target', title)}; to take each for the name of a class: {_column('label', title)}"
         )
 
 
@@ -293,12 +303,14 @@ def _nothing_to_learn(table: TargetTable, others: list[str]) -> str:
     for title in others[:3]:
         cells = table.cells(title)
         if all(_is_flag(cell) for cell in cells):
-            hints.append(f"data.labels={title} (a label that an image has or has not)")
+            hints.append(f"{_column('labels', title)} (a label that an image has or has not)")
         elif all(_number(cell) is not None for cell in cells):
             whole_numbers = all(float(cell).is_integer() for cell in cells)
-            hints.append(f"data.target={title} (a number)" + f", data.label={title} (a class)" * whole_numbers)
+            hints.append(
+                f"{_column('target', title)} (a number)" + f", {_column('label', title)} (a class)" * whole_numbers
+            )
         else:
-            hints.append(f"data.label={title} (one class an image)")
+            hints.append(f"{_column('label', title)} (one class an image)")
     say = f" Say which column is learned: {', '.join(hints)}." if hints else ""
     return f"{problem}{say} Or begin with a header line: path,label"
 
@@ -400,7 +412,7 @@ def _separator(table: TargetTable, title: str, texts: list[str]) -> str | None:
         if several := _shared_parts(texts, separator):
             raise DataError(
                 f"{table.path}: {several!r:.60} in the column {title} looks like labels with {separator!r} "
-                f"between them. Write ; between labels. If every cell is one name: data.label={title}"
+                f"between them. Write ; between labels. If every cell is one name: {_column('label', title)}"
             )
     return "\0"  # every cell is one label
 
@@ -415,7 +427,7 @@ def _check_labels(
         if 0 < has < len(train):
             continue
         rest = [other for other in names if other != name]
-        instead = f"leave it out: data.labels={','.join(rest)}" if in_columns and rest else "take it out"
+        instead = f"leave it out: {_column('labels', ','.join(rest))}" if in_columns and rest else "take it out"
         if has:
             raise DataError(
                 f"{table.path}: every training image has the label {name!r}, so there is nothing to learn of it. Add "
@@ -451,7 +463,7 @@ def _not_a_number(cell: object) -> str:
         return f"{cell}: write a point and no comma, {str(cell).replace(',', '.')}."
     if str(cell).strip().lower() in ("nan", "inf", "-inf", "infinity", "null", "none", "na", "n/a"):
         return f"{cell}, which cannot be learned. Fill in the number, or remove the line."
-    return f"{cell!r:.40}, which is no number. Correct it; for names of classes use data.label."
+    return f"{cell!r:.40}, which is no number. Correct it; for names of classes use {_column('label', 'COLUMN')}."
 
 
 READERS: dict[TargetKind, Callable[[TargetTable, list[str], dict[str, list[int]]], Targets]] = {

@@ -37,6 +37,7 @@ from vitlab.serve.static_page import verify
 from vitlab.serve.static_page.graphs import HeatGraph, InsideGraph, Knobs, ReconstructionGraph, TextGraph, plain_encoder
 from vitlab.serve.static_page.onnx_files import save_graphs, to_onnx
 from vitlab.serve.static_page.runtime import LICENSE, runtime_files
+from vitlab.tables import Table, Tabular
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
@@ -66,7 +67,7 @@ class BuiltModel:
 
 
 @dataclass
-class BuiltPage:
+class BuiltPage(Tabular):
     folder: Path
     models: list[BuiltModel] = field(default_factory=list)
     bytes: int = 0
@@ -75,6 +76,14 @@ class BuiltPage:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
+
+    def table(self) -> Table:
+        rows = [[model.name, f"{model.bytes / 1e6:.2f}", f"{model.difference:.0e}"] for model in self.models]
+        note = (
+            f"{self.bytes / 1e6:.1f} MB; a visitor fetches {self.first_load / 1e6:.1f} MB for {self.models[0].name}, "
+            f"{self.everything / 1e6:.1f} MB for all models (gzip)"
+        )
+        return Table(["model", "MB", "difference"], rows, right=("MB", "difference"), notes=[note])
 
 
 def build_page(
