@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 
 from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import FileOptions, open_data, subset
-from vitlab.images.regions import VOID, encode_mask, mask_box
+from vitlab.images.regions import VOID, RunLengths, mask_box
 from vitlab.images.sources.marks import ImageObjects, read_objects
 
 H, W = 20, 30
@@ -52,7 +52,7 @@ def write_coco(path: Path, *, rle=False, change=None):
             "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
             "area": int(mask_of(box).sum()),
             "iscrowd": int(rle),
-            "segmentation": encode_mask(mask_of(box)) if rle else [corners(box)],
+            "segmentation": RunLengths.of_mask(mask_of(box)).to_coco((H, W)) if rle else [corners(box)],
         }
         for number in range(5)
         for i, (label, box) in enumerate(rectangles(number))
@@ -214,7 +214,7 @@ def test_masks_by_number_by_colour_and_binary(tmp_path):
 def plant_everything(content):
     """One of each kind of mistake: eight annotations."""
     good = content["annotations"][0]
-    rle = encode_mask(mask_of((2, 3, 12, 9)))
+    rle = RunLengths.of_mask(mask_of((2, 3, 12, 9))).to_coco((H, W))
     off_by_one = {**rle, "counts": [1, *np.diff([0, 5, H * W]).tolist()]}
     content["annotations"] += [
         {**good, "bbox": [500, 10, 20, 20]},

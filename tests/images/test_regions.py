@@ -15,7 +15,6 @@ from vitlab.images.regions import (
     RunLengths,
     View,
     compress_counts,
-    encode_mask,
     fill_polygon,
     mask_box,
     read_counts,
@@ -32,7 +31,7 @@ def random_masks(count=20):
 def test_run_lengths_equal_pycocotools():
     for mask in random_masks():
         theirs = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
-        ours = encode_mask(mask)
+        ours = RunLengths.of_mask(mask).to_coco(mask.shape)
         assert ours["counts"] == theirs["counts"].decode()
         assert ours["size"] == theirs["size"]
         decoded = RunLengths(np.array(read_counts(ours["counts"]))).mask(mask.shape)
@@ -42,7 +41,7 @@ def test_run_lengths_equal_pycocotools():
 def test_run_lengths_that_are_off_by_one_are_refused():
     mask = np.zeros((5, 7), dtype=bool)
     mask[1:4, 2:6] = True
-    counts = read_counts(encode_mask(mask)["counts"])
+    counts = RunLengths.of_mask(mask).counts
     with pytest.raises(ImageError, match="36 pixels for an image of 7 x 5"):
         RunLengths(np.array([counts[0] + 1, *counts[1:]])).mask((5, 7))
 

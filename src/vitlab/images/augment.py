@@ -25,6 +25,7 @@ from vitlab.images.preprocess import normalise
 from vitlab.images.randomness import uniform
 
 CROP, FLIP, RANDAUGMENT, JITTER, ERASING, NOISE = range(101, 107)  # the coordinate that says what a number is for
+LARGEST = 10.0  # factor of a scaled crop
 TRIES = 10  # boxes drawn until one fits, for crops and for erasing
 BOX_DRAWS = 2 + 2 * TRIES  # random numbers for one box
 ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # Table 1 of arXiv:1708.04896
@@ -34,10 +35,10 @@ ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # Table 1 of arXiv:1708.04
 class AugmentOptions:
     """Plain values, everything off by default."""
 
-    crop: Literal["none", "padded", "resized"] = "none"
+    crop: Literal["none", "padded", "resized", "scaled"] = "none"  # scaled: with masks and boxes, see RegionAugment
     padding: int = 4  # padded: the image grows by this much on each side and is cropped back
     border: Literal["reflect", "zeros"] = "reflect"  # padded: what it grows by; zeros are black pixels
-    scale: tuple[float, float] = (0.08, 1.0)  # resized: part of the image's area
+    scale: tuple[float, float] = (0.08, 1.0)  # resized: part of the image's area; scaled: factor of its sides
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # resized: width / height
     flip: bool = False  # left to right, one time in two
     flip_in_turn: bool = False  # mirrored in every second epoch, instead of by chance
@@ -53,7 +54,7 @@ class AugmentOptions:
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         for name, choices in (
-            ("crop", ("none", "padded", "resized")),
+            ("crop", ("none", "padded", "resized", "scaled")),
             ("border", ("reflect", "zeros")),
             ("erasing_fill", ("noise", "zeros")),
             ("flip", (False, True)),
@@ -64,7 +65,7 @@ class AugmentOptions:
             raise UsageError("flip_in_turn=True says when images are mirrored: set flip=True too.")
         check_counts(self, padding=1, randaugment=0)
         check_shares(self, magnitude=10, magnitude_std=10, jitter=1, erasing=1)
-        check_ranges(self, scale=1.0, ratio=1e6)
+        check_ranges(self, scale=LARGEST if self.crop == "scaled" else 1.0, ratio=1e6)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
@@ -114,6 +115,8 @@ class Augment:
         pixels: str = PHOTO,
     ) -> None:
         H, W = self.size = (int(size[0]), int(size[1]))
+        if options.crop == "scaled":
+            raise UsageError("crop='scaled' is for images with masks or boxes: use crop='resized'.")
         if options.crop == "padded" and options.border == "reflect" and options.padding >= min(H, W):
             raise UsageError(
                 f"padding={options.padding} cannot be reflected from an image of {H}x{W}. "
@@ -187,9 +190,9 @@ class Augment:
 
     def mirrored(self, indices: np.ndarray, *, seed: int, epoch: int, repeat: int | np.ndarray = 0) -> np.ndarray:
         """(B,): which images are mirrored where flip is on; in turn: by chance in the first epoch, then by turns."""
-        if not self.options.flip_in_turn:
-            return uniform(seed, FLIP, epoch, indices, repeat, count=1)[:, 0] < 0.5
-        return (uniform(seed, FLIP, 0, indices, repeat, count=1)[:, 0] < 0.5) ^ (epoch % 2 == 1)
+        in_turn = self.options.flip_in_turn
+        by_chance = uniform(seed, FLIP, 0 if in_turn else epoch, indices, repeat, count=1)[:, 0] < 0.5
+        return by_chance ^ (in_turn and epoch % 2 == 1)
 
     def normalize(self, images: Tensor) -> Tensor:
         """(B, C, H, W) uint8 -> float32."""

@@ -157,7 +157,7 @@ class Preprocess:
         H, W = self.size
         if (g.top, g.left) == (0, 0) and (g.resized == self.size or self.how == "aspect"):
             return image
-        fill = [round(m / self.scale) if self.how == "fit" else 0 for m in self.mean]
+        fill = [round(m / self.scale) if self.how == "fit" or geometry else 0 for m in self.mean]
         canvas = Image.new(image.mode, (W, H), tuple(fill) if len(fill) > 1 else fill[0])
         canvas.paste(image, (-g.left, -g.top))
         return canvas

@@ -56,6 +56,17 @@ class RunLengths:
         ones = np.arange(len(self.counts)) % 2 == 1
         return np.repeat(ones, self.counts).reshape(size[::-1]).T
 
+    @classmethod
+    def of_mask(cls, mask: np.ndarray) -> RunLengths:
+        """(H, W) bool"""
+        flat = mask.T.ravel()
+        edges = np.flatnonzero(np.diff(flat, prepend=False))
+        return cls(np.diff(edges, prepend=0, append=mask.size))
+
+    def to_coco(self, size: tuple[int, int]) -> dict[str, object]:
+        """As COCO's JSON holds it: {"size": [H, W], "counts": compressed}."""
+        return {"size": list(size), "counts": compress_counts(self.counts.tolist())}
+
 
 @dataclass(frozen=True)
 class IdRegion:
@@ -196,15 +207,6 @@ def _crossings(points: np.ndarray, height: int) -> Iterator[tuple[np.ndarray, np
         rows = np.arange(len(edge)) - np.repeat(starts, counts[edges]) + first[edge]
         slope = (ends[edge, 0] - points[edge, 0]) / (ends[edge, 1] - points[edge, 1])
         yield rows, points[edge, 0] + (rows + 0.5 - points[edge, 1]) * slope
-
-
-def encode_mask(mask: np.ndarray) -> dict[str, object]:
-    """(H, W) bool -> COCO's RLE as JSON holds it: {"size": [H, W], "counts": compressed}."""
-    flat = np.concatenate([[False], mask.T.ravel(), [False]])
-    edges = np.flatnonzero(flat[1:] != flat[:-1])
-    counts = np.diff(np.concatenate([[0], edges, [mask.size]]))
-    counts = counts[:-1] if len(counts) > 1 and counts[-1] == 0 else counts
-    return {"size": list(mask.shape), "counts": compress_counts(counts.tolist())}
 
 
 def compress_counts(counts: Sequence[int]) -> str:

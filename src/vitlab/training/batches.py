@@ -20,11 +20,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.errors import DataError, ImageError, TrainingError
 from vitlab.images.augment import Augment
+from vitlab.images.augment_regions import RegionAugment
 from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import RESAMPLING, Preprocess, normalise
 from vitlab.images.randomness import permutation, uniform
-from vitlab.images.sources.dataset import target_kind
+from vitlab.images.regions import VOID, Regions, View
+from vitlab.images.sources.dataset import Annotated, target_kind
+from vitlab.models.dense import DenseTarget
+from vitlab.training.dense_targets import target_of
 
 ORDER, BALANCE = 1, 5  # coordinates of the draws that shuffle an epoch, or balance it
 
@@ -135,6 +139,7 @@ class TrainingBatch:
     indices: Tensor  # (B,), numbers in the training set; none where no image could be read: images holds a blank then
     skipped: Skipped = field(default_factory=dict)
     views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
+    targets: tuple[DenseTarget, ...] = ()  # of every image with masks or boxes
 
 
 def label_tensor(labels: np.ndarray) -> Tensor:
@@ -180,6 +185,13 @@ class ImageSet:
             image = np.asarray(pil)
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
+
+    def cut(self, image: np.ndarray, view: View, name: str) -> Tensor:
+        """(H, W, C) photo -> (C, h, w) uint8: what a view shows of it."""
+        pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+        seen = np.asarray(self.preprocess.view(pil, name=name, geometry=view.geometry))
+        seen = seen[:, :, None] if seen.ndim == 2 else seen
+        return torch.from_numpy((seen[:, ::-1] if view.mirrored else seen).transpose(2, 0, 1).copy())
 
     def take(self, indices: np.ndarray, boxes: CropBox | None = None) -> tuple[Tensor, np.ndarray, Skipped]:
         """Images, the positions of those that could be read, and the errors of the others by name."""
@@ -227,7 +239,7 @@ class ImageSet:
 class BatchDataset(Dataset):
     """Batches by (step, micro-step), for DataLoader workers."""
 
-    def __init__(self, image_set: ImageSet, plan: Plan, augment: Augment | MultiCrop):
+    def __init__(self, image_set: ImageSet, plan: Plan, augment: Augment | MultiCrop | RegionAugment):
         self.image_set, self.plan, self.augment = image_set, plan, augment
 
     def __getitem__(self, key: tuple[int, int]) -> TrainingBatch:
@@ -237,6 +249,8 @@ class BatchDataset(Dataset):
         """These images, augmented for this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
+        if isinstance(self.augment, RegionAugment):
+            return self._with_regions(self.augment, epoch, indices, repeat)
         crops = self.augment.options.crop == "resized" and self.image_set.in_memory is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
@@ -254,6 +268,31 @@ class BatchDataset(Dataset):
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
         return TrainingBatch(images, self.image_set.labels[numbers], numbers, skipped)
+
+    def _with_regions(
+        self, augment: RegionAugment, epoch: int, indices: np.ndarray, repeat: np.ndarray
+    ) -> TrainingBatch:
+        """Images with masks or boxes, which are moved alike."""
+        data, seed = self.image_set.data, self.plan.seed
+        assert isinstance(data, Annotated)
+
+        def cut(position: int, image: np.ndarray, name: str) -> tuple[Tensor, DenseTarget]:
+            index, size = int(indices[position]), (image.shape[0], image.shape[1])
+            view = augment.view(size, index, seed=seed, epoch=epoch, repeat=int(repeat[position]))
+            return self.image_set.cut(image, view, name), target_of(data.regions(index, size), view, data.kind)
+
+        pairs, kept, skipped = self.image_set.read(indices, cut)
+        numbers = torch.from_numpy(indices[kept])
+        if not pairs:
+            pre = self.image_set.preprocess
+            blank = View(pre.geometry(pre.size), pre.size)
+            empty = target_of(Regions.of_map(np.full(pre.size, VOID, dtype=np.uint8)), blank, data.kind)
+            return TrainingBatch(
+                torch.zeros(1, len(pre.mean), *pre.size), torch.zeros(1), numbers, skipped, (), (empty,)
+            )
+        images, targets = zip(*pairs, strict=True)
+        seen = augment(torch.stack(images), indices[kept], seed=seed, epoch=epoch, repeat=repeat[kept])
+        return TrainingBatch(seen, self.image_set.labels[numbers], numbers, skipped, (), targets)
 
     def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
         """Several crops of every image; those of files are cut before resizing."""

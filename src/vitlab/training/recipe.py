@@ -47,6 +47,7 @@ class DataRecipe(Config):
     channels: int | None = None  # of .npy files, where their shape does not tell
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
     max_unreadable: int = 20  # images that may be skipped before the run stops
+    max_bad_annotations: int = 20  # wrong masks, boxes and polygons that may be left out
     allow_cut: bool = False  # use the complete samples of truncated tar shards instead of refusing them
     allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
     apply: str | None = None  # corrections of the data: the table that vitlab check writes
@@ -54,7 +55,7 @@ class DataRecipe(Config):
 
 @dataclass(frozen=True)
 class AugmentRecipe(Config):
-    crop: Literal["none", "padded", "resized"] = "none"
+    crop: Literal["none", "padded", "resized", "scaled"] = "none"  # scaled: with masks and boxes (arXiv:2012.07177)
     padding: int = 4
     border: Literal["reflect", "zeros"] = "reflect"  # what a padded crop adds
     scale: tuple[float, float] = (0.08, 1.0)
@@ -188,7 +189,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("data.channels", lambda v: v is None or v >= 1, "must be 1 or more"),
     ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
     (
-        "data.workers data.max_unreadable optim.momentum run.save_every run.keep run.minutes",
+        "data.workers data.max_unreadable data.max_bad_annotations optim.momentum run.save_every run.keep run.minutes",
         lambda v: v >= 0,
         "must be 0 or more",
     ),

@@ -1,0 +1,55 @@
+"""What is marked on an image, as a network for segmentation or detection learns it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vitlab.errors import ImageError
+from vitlab.images.regions import VOID, Regions, View, mask_box
+from vitlab.images.sources.dataset import RegionKind
+from vitlab.models.dense import DenseTarget
+
+LARGEST = 2 << 30  # bytes of the masks of one image
+SMALLEST = 1.0  # pixels of the view: the sides of a box that is still learned
+
+
+def target_of(regions: Regions, view: View, kind: RegionKind) -> DenseTarget:
+    """What the view shows. Groups of objects (crowd) are not among the objects, nor is what is out of view."""
+    if kind == "semantic":
+        return _semantic(regions, view)
+    return _boxes(regions, view) if kind == "detect" else _masks(regions, view)
+
+
+def _semantic(regions: Regions, view: View) -> DenseTarget:
+    """The map of classes; for networks of queries also the mask of each class."""
+    classes = view.cut(regions.painted, outside=VOID)
+    present = np.setdiff1d(np.unique(classes), [VOID])
+    masks = torch.from_numpy(classes[None] == present[:, None, None])
+    labels, semantic = torch.from_numpy(present.astype(np.int64)), torch.from_numpy(classes.astype(np.int64))
+    return DenseTarget(labels, masks, semantic=semantic)
+
+
+def _masks(regions: Regions, view: View) -> DenseTarget:
+    learned = np.flatnonzero(~regions.crowd)
+    assert regions.shapes is not None
+    if (needed := len(learned) * view.size[0] * view.size[1]) > LARGEST:
+        raise ImageError(f"{len(learned):,} objects, whose masks take {needed >> 20:,} MB.", "Are they all objects?")
+    masks = view.masks([regions.shapes[i] for i in learned], regions.size)
+    seen = masks.any(axis=(1, 2))
+    boxes = np.array([mask_box(mask) for mask in masks[seen]]).reshape(-1, 4)
+    labels = torch.from_numpy(regions.labels[learned][seen])
+    return DenseTarget(labels, torch.from_numpy(masks[seen]), relative_boxes(boxes, view.size))
+
+
+def _boxes(regions: Regions, view: View) -> DenseTarget:
+    boxes = view.boxes(regions.boxes)
+    seen = ~regions.crowd & ((boxes[:, 2:] - boxes[:, :2]) >= SMALLEST).all(axis=1)
+    return DenseTarget(torch.from_numpy(regions.labels[seen]), boxes=relative_boxes(boxes[seen], view.size))
+
+
+def relative_boxes(boxes: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
+    """(n, 4) left, top, right, bottom in pixels of (h, w) -> centre x, centre y, width, height in 0..1."""
+    shares = boxes / np.array([size[1], size[0]] * 2)
+    centred = np.concatenate([(shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2]], axis=1)
+    return torch.from_numpy(centred).float()
