@@ -25,6 +25,7 @@ from vitlab.checkpoints.report import Report
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.layers.lora import merged
 from vitlab.models.base import Capability, Network, unwrap
+from vitlab.models.dense import DenseOutput
 from vitlab.models.task import CLASSES
 from vitlab.optional import missing_package
 from vitlab.text.tokenizer import Tokenizer
@@ -164,9 +165,14 @@ def _bare_options(model: Network) -> Options:
 
 
 def _answer(model: Network, images: Tensor) -> Tensor:
-    """Logits, features or whatever the family compares."""
+    """Logits, features or whatever the family compares; of a DenseOutput all numbers in a row."""
     family = family_of(model.family)
-    return family.check_output(model(images, *family.check_inputs(model, images).values()))
+    output = model(images, *family.check_inputs(model, images).values())
+    return _in_a_row(output) if isinstance(output, DenseOutput) else family.check_output(output)
+
+
+def _in_a_row(output: DenseOutput) -> Tensor:
+    return torch.cat([value.flatten() for value in output.tensors().values()])
 
 
 class Compared(NamedTuple):
@@ -207,6 +213,7 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Network) -> Comp
     if family is not None and family.name != model.family:
         return Compared(what, None, f"{library} runs the {family.name} that this is a part of: not compared")
     more = family_of(model.family).check_inputs(model, images)
+    theirs: Any = None
     try:
         if library == "transformers":
             module.utils.logging.disable_progress_bar()
@@ -222,6 +229,8 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Network) -> Comp
     except Exception as error:  # whatever the other library does not like, the file is written; say it and go on
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Compared(what, None, f"{library} could not run it ({first}): not compared")
+    if theirs is not None and family is not None and family.check_theirs is not None:
+        return _compared(what, _answer(model, images), _in_a_row(family.check_theirs(theirs)))
     if logits is not None:
         return _compared(what, _answer(model, images), logits)
     if tokens is not None:

@@ -79,7 +79,8 @@ JITTER = {  # option -> transformers' name, their default, and the value that ch
 BIASES = {"qv": (True, False, True), True: (True, True, True), False: (False, False, False)}  # of q, k, v
 
 
-def _hf_options(config: Options) -> Options:
+def options_from(config: Options) -> Options:
+    """config.json -> options for our config."""
     schema.check(config, schema.HF_DINOV3, "config.json")
     if config.get("model_type") != "dinov3_vit":
         raise CheckpointError(
@@ -137,8 +138,29 @@ HF = Dialect(
     assumed={"eps": 1e-5},
     preprocess=PREPROCESS,
     prefixes=("", "model."),  # version 5 has a model. in memory, which it does not save
-    read_stated=hf.reader(_hf_options, MODEL_TYPES),
+    read_stated=hf.reader(options_from, MODEL_TYPES),
 )
+
+
+def config_for(c: DINOv3Config) -> Options:
+    """config.json."""
+    query, key, value = BIASES[c.qkv_bias]
+    return {
+        **hf.write_fields(c, FIELDS),
+        "architectures": ["DINOv3ViTModel"],
+        "model_type": "dinov3_vit",
+        "image_size": c.image_size[0] if c.image_size[0] == c.image_size[1] else list(c.image_size),
+        "patch_size": c.patch_size,
+        "intermediate_size": c.mlp_hidden,
+        "use_gated_mlp": c.mlp == "swiglu",
+        "hidden_act": hf.activation_for(c.activation),
+        "layerscale_value": c.layer_scale,
+        "query_bias": query,
+        "key_bias": key,
+        "value_bias": value,
+        **{t: None if c.option(ours) == nothing else c.option(ours) for ours, (t, _, nothing) in JITTER.items()},
+        "dtype": "float32",
+    }
 
 
 def _write(model: Network, state: State) -> Written:
@@ -155,29 +177,10 @@ def _write(model: Network, state: State) -> Written:
         raise UsageError(f"transformers' dinov3_vit cannot express {', '.join(wrong)}. Use --to native.")
     like = state["class_token"]
     state = {"mask_token": like.new_zeros(1, c.width), "register_tokens": like.new_zeros(1, 0, c.width), **state}
-    gated = c.mlp == "swiglu"
-    size = c.image_size[0] if c.image_size[0] == c.image_size[1] else list(c.image_size)
-    query, key, value = BIASES[c.qkv_bias]
-    config: Options = {
-        **hf.write_fields(c, FIELDS),
-        "architectures": ["DINOv3ViTModel"],
-        "model_type": "dinov3_vit",
-        "image_size": size,
-        "patch_size": c.patch_size,
-        "intermediate_size": c.mlp_hidden,
-        "use_gated_mlp": gated,
-        "hidden_act": hf.activation_for(c.activation),
-        "layerscale_value": c.layer_scale,
-        "query_bias": query,
-        "key_bias": key,
-        "value_bias": value,
-        **{t: None if c.option(ours) == nothing else c.option(ours) for ours, (t, _, nothing) in JITTER.items()},
-        "dtype": "float32",
-    }
-    rules = (*COMMON, GATED if gated else PLAIN)
+    rules = (*COMMON, GATED if c.mlp == "swiglu" else PLAIN)
     tensors = keymap.write("transformers", rules, state, heads=c.heads)
     stretches = model.preprocess is not None and model.preprocess.how == "stretch"
-    return hf.folder(tensors, config, model.preprocess, "DINOv3ViTImageProcessorFast" if stretches else "")
+    return hf.folder(tensors, config_for(c), model.preprocess, "DINOv3ViTImageProcessorFast" if stretches else "")
 
 
 # ---------------------------------------------------------------------------------------------------------------- timm

@@ -14,6 +14,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Card, Network
 from vitlab.models.config import Config, option_paths
+from vitlab.models.dense import DenseOutput
 from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.task import CLASSES, ModelTask
 from vitlab.text.tokenizer import Tokenizer
@@ -81,6 +82,7 @@ class Family:
     by_path: Callable[[Options, bool], Options] = lambda options, encoder: options  # how callers may also write them
     check_inputs: Callable[[Network, Tensor], dict[str, Tensor]] = lambda model, images: {}  # beside images, to compare
     check_output: Callable[[Any], Tensor] = lambda output: output  # the part of an output that is compared
+    check_theirs: Callable[[Any], DenseOutput] | None = None  # of transformers' output the same as a DenseOutput
 
     def check_options(self, options: Options) -> None:
         """Refuse a misspelt option, with the nearest name, before anything else goes wrong."""

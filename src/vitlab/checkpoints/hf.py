@@ -185,6 +185,8 @@ def labels_from(config: Options) -> list[str] | None:
 
 HALF: Options = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _CROP: Options = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+_IMAGENET: Options = {"image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"]}
+WHOLE_IMAGE = ("Eomt", "Yolos")  # image processors that crop nothing and leave an image's shape open
 _CLIP: Options = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3, **_CROP}
 PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what they do where a file leaves it out
     "ViT": {"resample": 2, "size": 224, **HALF},
@@ -194,6 +196,8 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Siglip": {"resample": 3, "size": {"height": 224, "width": 224}, **HALF},
     "Siglip2": {"resample": 2, "patch_size": 16, "max_num_patches": 256, **HALF},
     "Beit": {"resample": 3, "size": 224, **HALF},
+    "Eomt": {"resample": 2, "size": {"shortest_edge": 640}, **_IMAGENET},
+    "Yolos": {"resample": 2, "size": {"shortest_edge": 800}, **_IMAGENET},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
     "Tipsv2": {"resample": 2, "size": {"height": 448, "width": 448}, "do_normalize": False},
@@ -226,6 +230,8 @@ def preprocess_from(config: Options, usual: str = "ViT") -> Options:
         patch, patches = config["patch_size"], config["max_num_patches"]
         side = max(1, math.isqrt(patches)) * patch
         return {**values, "how": "aspect", "patch": patch, "max_patches": patches, "size": (side, side)}
+    if processor in WHOLE_IMAGE:  # at the network's own size
+        return {**values, "how": "fit" if config.get("do_pad") and processor == "Eomt" else "stretch"}
     size, crop = config["size"], config.get("crop_size")
     shorter = _shorter_side(size, processor)
     if processor == "ConvNext":  # transformers' ResNets use it too
@@ -244,6 +250,12 @@ def preprocess_from(config: Options, usual: str = "ViT") -> Options:
     return values
 
 
+WHOLE_NOTE = (
+    "preprocessor_config.json lets images keep their shape; here the input has one size, so they are stretched to it "
+    "or padded. Images that are not square give other numbers."
+)
+
+
 def preprocess_notes(config: Options, usual: str = "ViT") -> list[str]:
     """Where our preprocess may differ from what transformers does with this preprocessor_config.json."""
     processor = _processor(config, usual)
@@ -252,6 +264,8 @@ def preprocess_notes(config: Options, usual: str = "ViT") -> list[str]:
     if name and not re.match(f"({'|'.join(PROCESSORS)})(Image|Feature)", name):
         notes.append(f"preprocessor_config.json is for a {name}, which is not known: read as a {processor}'s.")
     config = _with_defaults(config, processor)
+    if processor in WHOLE_IMAGE:
+        return [*notes, WHOLE_NOTE]
     cropped = processor == "ConvNext" or (config.get("do_center_crop") and config.get("crop_size") is not None)
     if not cropped and processor != "Siglip2" and _shorter_side(config["size"], processor) is not None:
         notes.append(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlab.advice import to_type
 from vitlab.checkpoints import facebook, hf, keymap, timm, vit
+from vitlab.checkpoints.dense import encoder_rules
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
 from vitlab.errors import CheckpointError, UsageError
@@ -53,10 +54,6 @@ FACEBOOK_RULES = (
 )
 
 
-def _encoder_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    return tuple(Rule(f"encoder.{rule.ours}", rule.theirs, rule.codec) for rule in rules)
-
-
 FIELDS: hf.Fields = {
     "mask_ratio": ("mask_ratio", 0.75),
     "norm_pix": ("norm_pix_loss", False),
@@ -74,14 +71,14 @@ def _hf_options(config: Options) -> Options:
 
 HF = replace(
     hf.DIALECT,
-    rules=(*_encoder_rules(hf.DIALECT.rules), *HF_RULES),
+    rules=(*encoder_rules(hf.DIALECT.rules), *HF_RULES),
     recognise=hf.has_decoder,
     preprocess=IMAGENET_CROP,
     ignored={},
     read_stated=hf.reader(_hf_options, hf.READABLE),
     bare_variants=(),
 )
-FACEBOOK = replace(facebook.MAE_ENCODER, rules=(*_encoder_rules(timm.RULES), *FACEBOOK_RULES), ignored={})
+FACEBOOK = replace(facebook.MAE_ENCODER, rules=(*encoder_rules(timm.RULES), *FACEBOOK_RULES), ignored={})
 
 
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
@@ -146,7 +143,7 @@ def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
-WRITTEN = (*_encoder_rules((*hf.COMMON, *hf.VIT_BLOCK)), *HF_RULES)
+WRITTEN = (*encoder_rules((*hf.COMMON, *hf.VIT_BLOCK)), *HF_RULES)
 
 
 def _write(model: Network, state: State) -> Written:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.block import ACTIVATIONS, Activation
 from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Network, WrapsEncoder
@@ -146,3 +147,17 @@ class DenseNetwork(WrapsEncoder):
     def new_classifier(self) -> None:
         """The layer or layers whose shape depends on the number of classes."""
         raise NotImplementedError(f"{type(self).__name__} must say how its classifier is made.")
+
+
+class HeadMLP(nn.Module):
+    """Three layers on every token alone: D -> D -> D -> outputs (DETR, arXiv:2005.12872)."""
+
+    def __init__(self, width: int, outputs: int, *, activation: Activation = "relu"):
+        super().__init__()
+        self.fc1 = nn.Linear(width, width)
+        self.fc2 = nn.Linear(width, width)
+        self.fc3 = nn.Linear(width, outputs)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(self.activation(self.fc2(self.activation(self.fc1(x)))))

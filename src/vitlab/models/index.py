@@ -11,6 +11,7 @@ from vitlab.models import (
     dino,
     dinov2,
     dinov3,
+    eomt,
     eva02,
     hybrid,
     linear_head,
@@ -57,5 +58,6 @@ INDEX = (
     (pe.PAPER, "pe.FAMILY"),
     (pe.CLIP_PAPER, "pe.CLIP"),
     (linear_head.PAPER, None),
+    (eomt.PAPER, "eomt.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

@@ -53,10 +53,8 @@ Match = tuple[Tensor, Tensor]  # numbers of queries, and of the objects given to
 
 def set_loss(output: DenseOutput, targets: Sequence[DenseTarget], weights: LossWeights) -> dict[str, Tensor]:
     """The terms by name, weighted: their sum is the loss."""
-    terms = _terms(output, targets, weights)
-    for earlier in output.auxiliary:
-        terms = {name: terms[name] + value for name, value in _terms(earlier, targets, weights).items()}
-    return terms
+    parts = [_terms(part, targets, weights) for part in (*output.auxiliary, output)]
+    return {name: torch.stack([part[name] for part in parts]).sum() for name in parts[-1]}
 
 
 def _terms(output: DenseOutput, targets: Sequence[DenseTarget], weights: LossWeights) -> dict[str, Tensor]:
