@@ -118,6 +118,19 @@ def test_training_continues_from_an_encoder_alone(method, learned, tmp_path):
     assert any("Untrained: " in note and "encoder" in note for note in job.notes)
 
 
+def test_a_whole_mae_continues_with_smaller_patches(learned, tmp_path):
+    """An image of 8 x 8 in patches of 1: the projection is that of the file, resized; the decoder is new."""
+    run, _ = learned["mae"]
+    recipe = with_settings(find_recipe("mae_digits")[1], [f"model.init_from={run / 'best'}", "model.patch_size=1"])
+    job = prepare(recipe, tmp_path / "job")
+    before = load_file(run / "best" / "weights.safetensors")
+    after = job.model.state_dict()
+    assert job.model.encoder.grid_of((8, 8)) == (8, 8) and any("Untrained: decoder" in note for note in job.notes)
+    assert torch.equal(after["encoder.blocks.0.attention.qkv.weight"], before["encoder.blocks.0.attention.qkv.weight"])
+    weight = "encoder.patch_embed.proj.weight"
+    assert torch.allclose(after[weight], before[weight].sum((2, 3), keepdim=True), atol=1e-5)  # a flat patch: equal
+
+
 def test_a_whole_checkpoint_continues_with_its_loss(learned, tmp_path):
     """The first steps of a new run start where the old one ended, far below a start from scratch."""
     run, _ = learned["mae"]

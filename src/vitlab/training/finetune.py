@@ -37,7 +37,8 @@ N = TypeVar("N", bound=Network)
 OUTPUTS: dict[TargetKind, str] = {"class": "{} classes", "labels": "{} labels", "number": "the number {1}"}
 COLOUR = ("randaugment", "jitter")  # augmentation that is for photos
 WHITENED_BY = 5000  # images
-SAME_WEIGHTS = ("image_size", "dropout", "attention_dropout", "stochastic_depth", "gradient_checkpointing")
+SAME_WEIGHTS = ("image_size", "patch_size", "gradient_checkpointing")
+SAME_WEIGHTS += ("dropout", "attention_dropout", "stochastic_depth")
 
 
 def build_for_data(recipe: Recipe, data: Data, tokenizer: Tokenizer | None = None) -> tuple[Network, list[str]]:
@@ -189,11 +190,13 @@ def build_pretraining_model(
 
 
 def _continued(recipe: ModelRecipe, kind: type[Network], source: str) -> tuple[Network, list[str]]:
-    """A whole model of this kind; or the encoder of any other checkpoint, with all else new."""
+    """A whole model of this kind; or the encoder of another checkpoint, or for other patches, with all else new."""
     stored, report = load_with_report(source)
-    if isinstance(stored, kind) and recipe.options:
+    patches = stored.encoder.config.option("patch_size") if isinstance(stored, kind) else None
+    whole = isinstance(stored, kind) and recipe.options.get("patch_size", patches) == patches
+    if whole and recipe.options:
         stored, report = load_with_report(source, **recipe.options)
-    if isinstance(stored, kind) or not issubclass(kind, WrapsEncoder) or not kind.untrained:
+    if whole or not issubclass(kind, WrapsEncoder) or not kind.untrained:
         return stored, [*report.notes, f"started from {source}."]
     entry, _ = registry.find(recipe.name)
     if entry.family != kind.family:
@@ -213,7 +216,7 @@ def _around_encoder(recipe: ModelRecipe, entry: Entry, source: str) -> tuple[Net
     if "head_hidden" in inside and encoder.config.option("head_hidden"):
         changes["head_hidden"] = 0  # a pooler, which belongs to a classifier
     if changes:
-        encoder, report = load_with_report(source, encoder=True, classes=0, **changes)
+        encoder, report = load_with_report(source, encoder=True, classes=0, resize_patches=True, **changes)
     try:
         config = entry.config.with_encoder(encoder.family, encoder.config).with_options(**own)
     except UsageError as error:
