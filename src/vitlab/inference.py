@@ -36,6 +36,7 @@ from vitlab.images.read import Source, read_image, thumbnail_url
 from vitlab.images.samples import check_image, contents, is_image
 from vitlab.images.sorting import SortedFolder
 from vitlab.images.sources.folder import images_under
+from vitlab.images.sources.table import listed_files, names_files
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, class_labels, evaluating, features_of
 from vitlab.models.task import LabelTask, NumberTask
@@ -258,11 +259,13 @@ def sort_images(predictions: Sequence[Prediction], folder: SortedFolder) -> dict
 
 
 def find_images(images: Iterable[Source]) -> list[Source]:
-    """The images, with those of a folder, at any depth, in its place."""
+    """The images, with those of a folder, at any depth, or of a list of files (.txt, .csv) in its place."""
     listed: list[Source] = []
     for image in images:
         path = isinstance(image, str | PathLike) and fspath(image)  # "" is no name, and not this folder
-        if not path or not Path(path).expanduser().is_dir():
+        if path and names_files(Path(path).expanduser()):
+            listed += listed_files(Path(path).expanduser())
+        elif not path or not Path(path).expanduser().is_dir():
             listed.append(image)
         elif files := sorted(images_under(Path(path).expanduser())):
             listed += files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def test_moving_over_a_patch_shows_where_it_looks(page, made, patch):
     row = weights[0, -1].mean(0)[3 + patch]
     np.testing.assert_allclose(shown(page), row[3:], atol=0.003)
     text = page.locator("#said").inner_text()
-    assert f"Patch row {patch // 6}, column {patch % 6} looks" in text
+    assert f"The patch at row {patch // 6}, column {patch % 6} looks" in text
     best = int(row[3:].argmax())
     assert f"most at row {best // 6}, column {best % 6}" in text
     assert f"{100 * row[1:3].sum():.1f} %" in text and "2 register tokens" in text
@@ -239,4 +240,25 @@ def test_colours_are_those_of_the_figures(browser, tmp_path, scale):
         expected = positions(values.astype(np.float64), low, high, scale, signed).ravel()
         np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(shown(tab), heat[0].ravel(), atol=200 / 255**2 + 0.004 * heat[0].ravel().max())
+    tab.close()
+
+
+def test_the_page_is_in_chinese_where_that_is_the_language(browser, tmp_path, monkeypatch):
+    """Every word that it shows, also those that are put together in the browser."""
+    monkeypatch.setenv("VITLAB_LANG", "zh")
+    model = vitlab.load("bundled:digits")
+    page, _ = draw.attention_page(model, ["digits#3"], draw.views(model, ["digits#3"], ["1.png"]))
+    (tmp_path / "m.html").write_text(page, encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto((tmp_path / "m.html").as_uri())
+    wait_until(tab, "Boolean(document.getElementById('said').textContent)")
+    for query in (0, 1, -1):
+        tab.evaluate("query => choose({ query, pinned: query === 1 })", query)
+        settle(tab)
+        shown_text = tab.locator("main").inner_text()
+        words = set(re.findall(r"[A-Za-z]{2,}", shown_text)) - {"token", "vitlab", "png", "Enter"}
+        assert not words, shown_text
+    labels = tab.evaluate("[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label'))")
+    assert not re.search("[A-Za-z]{2,}", " ".join(labels).replace("1.png", "")), labels
+    assert tab.evaluate("document.documentElement.lang") == "zh-CN"
     tab.close()

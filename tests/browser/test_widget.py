@@ -74,7 +74,7 @@ def test_the_frame_follows_python_and_python_the_frame(page):
     assert inside.locator("html").get_attribute("data-theme") == "dark"
     assert chosen(tab) == [0, 3, None, None] and tab.evaluate("saved") == 0  # opening it changes nothing
     tab.evaluate("model.set('layer', 1); model.set('head', 2); model.set('patch', 9)")
-    inside.locator("#said strong", has_text="Patch row 2, column 1").wait_for()
+    inside.locator("#said strong", has_text="The patch at row 2, column 1").wait_for()
     assert inside.locator("#layer").input_value() == "1" and inside.locator("#head").input_value() == "3"
     assert chosen(tab) == [0, 1, 2, 9]
     inside.locator("#layer").select_option("2")

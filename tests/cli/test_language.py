@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from PIL import Image
 
 import vitlab.cli.main
 from vitlab.cli.help import fold, paragraphs
@@ -112,6 +113,33 @@ FIRST = {
         2,
         ["no.py：没有这个文件。vitlab learn mlp 会写出起始文件。"],
     ),
+    "wrong image size": (
+        ["predict", "bundled:digits", "digits#3", "--image-size", "9"],
+        2,
+        ["图像高度：9 不是 2 的倍数：请用 10（或 8）。"],
+    ),
+    "no image size": (["predict", "bundled:digits", "x.png", "--image-size", "big"], 2, ["'big' 不是尺寸：请写 384"]),
+    "wrong setting": (["train", "digits", "model.dept=3"], 2, ["模型没有选项 'dept'。是不是 'depth'？选项有："]),
+    "wrong value": (["train", "digits", "model.depth=many"], 2, ["depth='many' 无效：应为整数。"]),
+    "other classes": (
+        ["eval", "bundled:cifar10", "digits"],
+        2,
+        [
+            "bundled:cifar10 认识的类别与 digits 的不同：只有检查点有 airplane",
+            "只评估特征：--knn, --probe, --few-shot。",
+        ],
+    ),
+    "no such class": (
+        ["explain", "relevance", "bundled:digits", "digits#3", "--target", "cat"],
+        2,
+        ["target='cat' 不是这个模型的类别。也可以给出编号，0 到 9。"],
+    ),
+    "no such column": (
+        ["check", "prices.csv"],
+        2,
+        ["没有 label 或 class 列（现有 image, price）", "--target price（一个数值）"],
+    ),
+    "no run": (["train", "--resume", "empty"], 2, ["empty：里面没有 recipe.toml，没有可以继续的训练。"]),
     "text as weights": (["predict", "text.pth", "x.png"], 2, ["text.pth：是文本，不是权重"]),
 }
 
@@ -120,6 +148,8 @@ FIRST = {
 def test_what_a_newcomer_meets_first_is_in_chinese(command, in_chinese, tmp_path, monkeypatch, args, code, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "prices.csv").write_text("image,price\na.png,2.5\n", encoding="utf-8")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     for name in ("text.png", "text.pth"):
         (tmp_path / name).write_text("hello, this is no picture and no model, only words\n")
     told = command(*args, code=code).stderr

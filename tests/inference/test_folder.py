@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import json
 import sys
 
@@ -78,6 +79,26 @@ def test_csv_parses_back_to_the_predictions(photos, tmp_path, run):
     hostile = vitlab.inference.Prediction("=HYPERLINK(1).png", [("a", 1.0)])
     write_predictions([hostile], tmp_path / "hostile.csv")
     assert "\n'=HYPERLINK(1).png,a,1.0,\n" in (tmp_path / "hostile.csv").read_text()
+
+
+@pytest.mark.parametrize("table", ["list.txt", "list.csv", "piped"])
+def test_a_list_of_files_is_its_images(photos, run, monkeypatch, table):
+    """In its order, from its own folder; labels are not read, and what is not there is reported."""
+    names = ["deep/a.png", "a.png", "gone.png"]
+    lines = [f"{name},{number}" for number, name in enumerate(names)]
+    text = "\n".join(["path,label", *lines] if table.endswith("csv") else names)
+    if table == "piped":
+        monkeypatch.chdir(photos)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{text}\n\n"))
+    else:
+        (photos / table).write_text(text, encoding="utf-8")
+    printed = run("bundled:digits", "-" if table == "piped" else photos / table, "--json", code=1)
+    listed = json.loads(printed.out)
+    expected = names if table == "piped" else [str(photos / name) for name in names]
+    assert [one["image"] for one in listed] == expected and "no such file" in listed[2]["error"]
+    by_name = {p.name: p.label for p in vitlab.predict("bundled:digits", [photos / "deep" / "a.png", photos / "a.png"])}
+    assert [one["scores"][0]["label"] for one in listed[:2]] == list(by_name.values())
+    assert "notes.txt: not an image" in run("bundled:digits", photos / "notes.txt", code=1).err
 
 
 def test_sorted_copies_lose_nothing_and_never_collide(photos, tmp_path, run):

@@ -128,7 +128,9 @@ def checkpoint_argument(metavar: str, help: str) -> Any:
 CHECKPOINT = "A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name."
 IMAGE = "An image, sample:cat, or digits#3."
 IMAGES = "Image files, sample:cat, or digits#3."
-IMAGES_OR_FOLDERS = "Image files, folders of images, sample:cat, or digits#3."
+IMAGES_OR_FOLDERS = (
+    "Image files, folders of images, lists of files (.txt, .csv), sample:cat, or digits#3; - reads paths from stdin."
+)
 REDUCERS = "tome:r=8|evit:keep=0.7"
 
 Checkpoint = Annotated[str, checkpoint_argument("CHECKPOINT", CHECKPOINT)]
@@ -141,7 +143,7 @@ CheckpointOrExport = Annotated[
 NameOrCheckpoint = Annotated[
     str, argument("NAME|CHECKPOINT", "A model's name, or a checkpoint.", complete.models_and_checkpoints)
 ]
-ImagesOrFolders = Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER", help=IMAGES_OR_FOLDERS)]
+ImagesOrFolders = Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER|LIST", help=IMAGES_OR_FOLDERS)]
 Images = Annotated[list[str], typer.Argument(metavar="IMAGE", help=IMAGES)]
 OptionalImages = Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=IMAGES)]
 Recipe = Annotated[str, argument("RECIPE|SOURCE|FOLDER", "As for train.", complete.recipes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,9 @@ from vitlab.printable import one_line
 
 if TYPE_CHECKING:
     from vitlab.inference import Predictions
+
+
+PIPED = "-"
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,10 @@ def predict(
     from vitlab.images.sorting import SortedFolder
     from vitlab.inference import check_csv_name, find_images, predict, sort_images, write_predictions
 
-    sources = find_images(images)
+    sources = find_images(_with_piped(images))
     if output.out is not None:
         check_csv_name(output.out)
-    folder = None if output.sort is None else SortedFolder(output.sort, images)
+    folder = None if output.sort is None else SortedFolder(output.sort, [image for image in images if image != PIPED])
     with counting("images", len(sources)) as progress:
         predictions = predict(checkpoint, sources, top=top, progress=progress, **model.for_load())
     if output.out is not None:
@@ -112,11 +116,17 @@ def zeroshot(
     """
     from vitlab.inference import find_images, zero_shot
 
-    sources = find_images(images)
+    sources = find_images(_with_piped(images))
     options = {**model.for_load(), "templates": templates, "top": top, "note": say_note}
     with counting("images", len(sources)) as progress:
         predictions = zero_shot(checkpoint, sources, labels, progress=progress, **options)
     _report(predictions, json)
+
+
+def _with_piped(images: list[str]) -> list[str]:
+    """With the paths on stdin, one a line, in place of -."""
+    piped = sys.stdin.read().splitlines() if PIPED in images else []
+    return [path for image in images for path in (filter(None, piped) if image == PIPED else [image])]
 
 
 def _report(predictions: Predictions, json: bool, as_table: bool = True) -> None:

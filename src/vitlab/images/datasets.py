@@ -281,7 +281,7 @@ def _as_stored(splits: Splits, files: FileOptions) -> Splits:
         return splits
     stored, notes = _find_stored(train, files)
     if stored is not None:
-        notes.append(f"the images are no photos: read are {stored}, as stored in the files.")
+        notes.append(f"the images are not photos: {stored} are read, as stored in the files.")
         for dataset in (splits.train, splits.val, splits.test):
             if isinstance(dataset, Captioned | Annotated):
                 dataset.stored, dataset.channels = stored, stored.channels

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.advice import to_type
 from vitlab.errors import UsageError
 
 
@@ -55,11 +56,12 @@ def resize_patches(weight: Tensor, patch_size: int) -> Tensor:
     return torch.unflatten(new, 2, (patch_size, patch_size)).to(weight.dtype)
 
 
-def check_multiple(what: str, size: int, patch_size: int, remedy: str = ", or pad=True") -> None:
+def check_multiple(what: str, size: int, patch_size: int, remedy: str | None = None) -> None:
     """Sizes that do not fit are the most common first error, so the message gives the sizes that do."""
     if size % patch_size or size <= 0:
         below, above = size // patch_size * patch_size, (max(size, 0) // patch_size + 1) * patch_size
         either = f"use {above} (or {below})" if below > 0 else f"use {above}"
+        remedy = to_type(", or pad=True", "") if remedy is None else remedy  # no command takes pad=
         raise UsageError(f"{what}: {size} is not a multiple of {patch_size}: {either}{remedy}.")
 
 

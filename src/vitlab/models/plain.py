@@ -72,7 +72,7 @@ class PlainConfig(Config):
             if self.crops_images and size < self.patch_size:
                 raise UsageError(f"{what}: {size} has no room for a patch of {self.patch_size}: use that or more.")
             if not (self.pads_images or self.crops_images) or size < 1:
-                check_multiple(what, size, self.patch_size, ", or pad=True" if "pad" in options else "")
+                check_multiple(what, size, self.patch_size, None if "pad" in options else "")
         if self.own_head_dim is None and self.width % self.heads:
             fitting = largest_divisor(self.width, self.heads)
             more = ", or give head_dim" if "head_dim" in options else ""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from vitlab.explain.draw.page import html_language
 from vitlab.explain.draw.sheet import Heading, ImageCell, ImageRow, cut, image_grid
+from vitlab.language import translate
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
@@ -50,9 +52,10 @@ def contact_page(
 ) -> str:
     text = files("vitlab.explain.draw").joinpath("contact.html").read_text(encoding="utf-8")
     parts = {
-        "title": _escaped(title),
-        "lines": "".join(f"<p>{_escaped(line)}</p>" for line in lines),
-        "asked": "" if query is None else _img_tag(query, "the query image"),
+        "lang": html_language(),
+        "title": _escaped(translate(title)),
+        "lines": "".join(f"<p>{_escaped(translate(line))}</p>" for line in lines),
+        "asked": "" if query is None else _img_tag(query, translate("the query image")),
         "found": "\n".join(_item(one) for one in hits),
         "footer": f"vitlab {__version__}",
     }
@@ -61,7 +64,7 @@ def contact_page(
 
 
 def _item(one: SearchHit) -> str:
-    shown = "gone" if one.image is None else _img_tag(one.image, one.name)
+    shown = translate("gone") if one.image is None else _img_tag(one.image, one.name)
     name = _escaped(one.name)
     name = f'<a href="{_escaped(one.link)}">{name}</a>' if one.link else name
     score = f'<data value="{one.score!r}">{one.score:.3f}</data>'

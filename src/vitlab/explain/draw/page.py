@@ -27,7 +27,7 @@ from vitlab.explain.draw.maps import Columns, with_views
 from vitlab.explain.draw.sheet import write_figure
 from vitlab.explain.scale import DECADES, DEFAULT, HIGHEST, LOWEST, check_scale
 from vitlab.explain.views import View
-from vitlab.language import translate
+from vitlab.language import language, translate
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ SIDE = 560  # pixels along the longer side of an image in the page
 TEXTS: dict[str, dict[str, Any]] = {
     "attention": {
         "percent": True,
-        "verb": "looks",
-        "at": "at",
+        "lead": "{who} looks",
+        "most": "most at {place}",
+        "then": "then at {place}",
         "layer_label": "layer",
         "hint": "Move over the image, touch it, or use the arrow keys: the heat is where that patch looks. "
         "Click to hold it.",
@@ -48,8 +49,9 @@ TEXTS: dict[str, dict[str, Any]] = {
     },
     "likeness": {
         "percent": False,
-        "verb": "is like",
-        "at": "",
+        "lead": "{who} is like",
+        "most": "most like {place}",
+        "then": "then like {place}",
         "layer_label": "layer",
         "hint": "Move over the image, touch it, or use the arrow keys: the heat is what is like that patch. "
         "Click to hold it.",
@@ -57,12 +59,31 @@ TEXTS: dict[str, dict[str, Any]] = {
     },
     "maps": {
         "percent": False,
-        "verb": "",
-        "at": "",
+        "lead": "{who}",
+        "most": "highest at {place}",
+        "then": "then at {place}",
         "layer_label": "map",
         "hint": "Move over the image, touch it, or use the arrow keys to read a patch's value. Click to hold it.",
         "grid_hint": "All maps. Click one to enlarge it.",
     },
+}
+WORDS = {  # of every kind of page
+    "who": "who looks",
+    "head": "head",
+    "heat": "heat",
+    "smooth": "smooth",
+    "colours": "colours",
+    "images": "the images",
+    "all": "all layers and heads, small; the selects above choose the same",
+    "place": "row {row}, column {column}",
+    "patch": "the patch at {place}",
+    "mean": "the mean of all patches",
+    "itself": "at itself",
+    "this": "this patch",
+    "held": "Held. Click again or press Enter to let go.",
+    "percentile": f"{LOWEST}st to {HIGHEST}th percentile",
+    "log": "log scale",
+    "minmax": "lowest to highest",
 }
 
 
@@ -73,7 +94,7 @@ def likeness_page(views: Sequence[View], likeness: ArrayLike, *, title: str, lay
     for view, matrix in zip(views, torch.as_tensor(np.asarray(likeness)), strict=True):
         before = torch.zeros(1, 1, len(matrix), 0)
         one = item_of(view, data_url(view), (*eight_bits(matrix[None, None]), before))
-        names = {"layers": [layer], "short_layers": [""], "heads": [""], "short_heads": [""]}
+        names = {"layers": [translate(layer)], "short_layers": [""], "heads": [""], "short_heads": [""]}
         items.append(one | names | {"prefix": [], "signed": [False], "first": len(matrix) // 2 + view.grid[1] // 2})
     kept = count_that_fit(items, LIMIT)
     note = left_out_note(kept, len(items))
@@ -96,7 +117,11 @@ def maps_page(
         rows = torch.as_tensor(laid).flatten(1)  # (maps, patches)
         before = torch.zeros(len(rows), 1, 1, 0)
         one = item_of(view, data_url(view), (*eight_bits(rows[:, None, None]), before)) | place
-        names = {"layers": list(columns), "short_layers": [str(n + 1) for n in range(len(rows))], "heads": [""]}
+        names = {
+            "layers": list(map(translate, columns)),
+            "short_layers": [str(n + 1) for n in range(len(rows))],
+            "heads": [""],
+        }
         names |= {"short_heads": [""], "signed": [name in signed for name in columns]}
         items.append(one | names | {"prefix": [], "first": -1})
     kept = count_that_fit(items, LIMIT)
@@ -106,9 +131,9 @@ def maps_page(
 
 def figure_page(figure: Figure, *, title: str) -> str:
     """A figure as an image on a page."""
-    url, name = figure_url(figure), html.escape(title)
+    url, name = figure_url(figure), html.escape(translate(title))
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<!DOCTYPE html>\n<html lang="{html_language()}">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
@@ -249,6 +274,8 @@ def page_of(
     texts = {**TEXTS[kind], **(more or {}), "title": title, "about": about, "note": note}
     data = {
         "scale": check_scale(scale),
+        "words": {name: translate(text) for name, text in WORDS.items()},
+        "tokens": _token_names(items[0]["prefix"]),
         "percentiles": [LOWEST, HIGHEST],
         "decades": DECADES,
         **{name: translate(text) if isinstance(text, str) else text for name, text in texts.items()},
@@ -258,6 +285,7 @@ def page_of(
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that no name ends the script
     page = _template()
     fields = {
+        "lang": html_language(),
         "title": html.escape(translate(title)),
         "version": html.escape(__version__),
         "faint": FAINT,
@@ -267,6 +295,18 @@ def page_of(
     for name, value in fields.items():
         page = page.replace("{{" + name + "}}", str(value))
     return page.replace("{{data}}", text).encode("utf-8", "replace").decode()
+
+
+def _token_names(prefix: Sequence[str]) -> dict[str, dict[str, str]]:
+    """How one token before the patches is called, and all of its kind."""
+    return {
+        name: {"one": translate(f"the {name} token"), "all": translate(f"the {prefix.count(name)} {name} tokens")}
+        for name in dict.fromkeys(prefix)
+    }
+
+
+def html_language() -> str:
+    return "zh-CN" if language() == "zh" else "en"
 
 
 def about(views: Sequence[View]) -> str:
@@ -307,9 +347,9 @@ def layer_names(layers: Sequence[int], heads: Sequence[str]) -> dict[str, Any]:
     return {
         "signed": [False] * len(layers),
         "layer_numbers": list(layers),  # from 0, as in the API; words count from 1
-        "layers": [f"layer {layer + 1}" for layer in layers],
+        "layers": [translate(f"layer {layer + 1}") for layer in layers],
         "short_layers": [str(layer + 1) for layer in layers],
         "head_numbers": [None if name[0] == "m" else int(name.split()[1]) - 1 for name in heads],  # None: their mean
-        "heads": list(heads),
+        "heads": list(map(translate, heads)),
         "short_heads": ["M" if name[0] == "m" else name.split()[1] for name in heads],
     }

@@ -70,6 +70,20 @@ def is_list(path: Path) -> bool:
     return any(is_image_name(word.strip()) for word in re.split(r"[,;\t\n]|\s+\d+$", start, flags=re.M))
 
 
+def names_files(path: Path) -> bool:
+    """Whether this is a list or table of images."""
+    return path.suffix.lower() in (".txt", ".csv", ".tsv") and path.is_file() and is_list(path)
+
+
+def listed_files(path: Path) -> list[str]:
+    """The images that a list or table names, in its order, whether they exist or not. Labels are not read."""
+    data, name = read_bytes(path), str(path)
+    text = decode_text(name, data)
+    headed = set(_titles(text)) & set(COLUMNS["path"])
+    rows = csv_rows(name, data, {"path": COLUMNS["path"]}, "path") if headed else _positional(name, text)
+    return [str(path.parent / cells["path"]) for _, cells in rows]
+
+
 def is_plain_list(path: Path) -> bool:
     """A CSV without a header, or with columns for paths and splits alone: the folders of its files are the classes."""
     if path.suffix.lower() not in (".csv", ".tsv"):
