@@ -183,12 +183,12 @@ class EoMT(DenseNetwork):
 
 
 def annealed(progress: float, blocks: int) -> tuple[float, ...]:
-    """How large a share of the queries is masked in each joined block: 1 at first, then falling to 0, the first block
-    before the second and so on (sec. 3.3); nobody is masked in the last part of a run.
+    """How large a share of the queries is masked in each joined block (sec. 3.3): 1 at first, then falling to 0 within a
+    sixth of the run, one block after the other; in the last sixth nobody is masked.
     """
-    part = 1 / (blocks + 2)
-    begun = [min(max((progress - (block + 1) * part) / part, 0.0), 1.0) for block in range(blocks)]
-    return tuple((1 - done) ** POWER for done in begun)
+    starts = [1 / 6 + block / (2 * max(blocks - 1, 1)) for block in range(blocks)]  # 1/6 to 4/6, as released
+    done = [min(max(6 * (progress - start), 0.0), 1.0) for start in starts]
+    return tuple((1 - share) ** POWER for share in done)
 
 
 def with_still(rope: Rotary, count: int) -> Rotary:
