@@ -144,6 +144,16 @@ class Rotary(NamedTuple):
         """Those of the tokens at `kept` (B, n): (B, 1, n, d/2) each."""
         return self._replace(cos=self.cos[kept][:, None], sin=self.sin[kept][:, None])
 
+    def with_still(self, count: int) -> Rotary:
+        """With angles of 0, which turn nothing, for further tokens at the end."""
+        still = (0, 0, 0, count)
+        return self._replace(cos=F.pad(self.cos, still, value=1.0), sin=F.pad(self.sin, still))
+
+
+def with_unbiased(bias: Tensor | None, count: int) -> Tensor | None:
+    """A bias of the attention, (1, h, N, N), with zeros for further tokens at the end."""
+    return None if bias is None else F.pad(bias, (0, count, 0, count))
+
 
 def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None) -> Rotary:
     """Axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column."""

@@ -23,7 +23,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.apply_edit import with_edit
 from vitlab.layers.block import ACTIVATIONS, Activation, Block, run
 from vitlab.layers.edit import Edit
-from vitlab.layers.positions import Rotary
+from vitlab.layers.positions import with_unbiased
 from vitlab.layers.reduced import to_map
 from vitlab.layers.trace import TokenLayout, Trace, mark
 from vitlab.models.base import Capability
@@ -134,9 +134,9 @@ class EoMT(DenseNetwork):
             bias, mask = bias_at(layer), None
             if layer == first:
                 z = mark(trace, "joined", torch.cat([z, self.queries.expand(len(z), -1, -1)], dim=1))  # (B, N + Q, D)
-                rope = None if rope is None else with_still(rope, c.queries)
+                rope = None if rope is None else rope.with_still(c.queries)
             if layer >= first:
-                bias = None if bias is None else F.pad(bias, (0, c.queries, 0, c.queries))
+                bias = with_unbiased(bias, c.queries)
                 share = c.masking[layer - first] if c.masking else 0.0
                 if self.training or share >= 0.5:  # outside training chance has no part in it
                     earlier.append(self.predict(z, layout))
@@ -183,18 +183,12 @@ class EoMT(DenseNetwork):
 
 
 def annealed(progress: float, blocks: int) -> tuple[float, ...]:
-    """How large a share of the queries is masked in each joined block (sec. 3.3): 1 at first, then falling to 0 within a
-    sixth of the run, one block after the other; in the last sixth nobody is masked.
+    """How large a share of the queries is masked in each joined block (sec. 3.3): 1 at first, then falling to 0 within
+    a sixth of the run, one block after the other; in the last sixth nobody is masked.
     """
     starts = [1 / 6 + block / (2 * max(blocks - 1, 1)) for block in range(blocks)]  # 1/6 to 4/6, as released
     done = [min(max(6 * (progress - start), 0.0), 1.0) for start in starts]
     return tuple((1 - share) ** POWER for share in done)
-
-
-def with_still(rope: Rotary, count: int) -> Rotary:
-    """With angles of 0, which turn nothing, for further tokens at the end."""
-    still = (0, 0, 0, count)
-    return rope._replace(cos=F.pad(rope.cos, still, value=1.0), sin=F.pad(rope.sin, still))
 
 
 def eomt_encoder(**options: Any) -> ViTConfig:

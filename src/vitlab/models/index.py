@@ -27,6 +27,7 @@ from vitlab.models import (
     tips,
     twins,
     vit,
+    yolos,
 )
 
 INDEX = (
@@ -59,5 +60,6 @@ INDEX = (
     (pe.CLIP_PAPER, "pe.CLIP"),
     (linear_head.PAPER, None),
     (eomt.PAPER, "eomt.FAMILY"),
+    (yolos.PAPER, "yolos.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
