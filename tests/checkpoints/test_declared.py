@@ -16,7 +16,7 @@ from vitlab.errors import CheckpointError
 CONFIGS = {  # what config.json says -> what the refusal says
     "convnext": (dict(model_type="convnext"), ("model_type 'convnext'", "convolutional", "Known of transformers: vit")),
     "dinov3_convnext": (dict(model_type="dinov3_convnext"), ("convolutional network", "take the ViT")),
-    "depth_anything": (dict(model_type="depth_anything"), ("depth estimator", "DINOv2")),
+    "zoedepth": (dict(model_type="zoedepth"), ("depth estimator", "DINOv2")),
     "sam": (dict(model_type="sam"), ("model_type 'sam'", "outlines objects")),
     "llava": (
         dict(model_type="llava", vision_config=dict(model_type="clip_vision_model")),

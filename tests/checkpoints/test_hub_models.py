@@ -184,6 +184,36 @@ def dinov3(width: int, mlp: int, depth: int, heads: int, gated: bool = False, **
     )
 
 
+def uncut(kind: str, model_type: str, **values: Any) -> HubFolder:
+    """As `transformers`, with all blocks."""
+    config = {"architectures": [kind], "model_type": model_type, **values, **VERSION}
+    return HubFolder({"config.json": config}, lambda: _transformers_state(kind, config, True))
+
+
+def names(count: int) -> dict[str, Any]:
+    labels = {str(i): f"name {i}" for i in range(count)}
+    return {"id2label": labels, "label2id": {name: int(i) for i, name in labels.items()}}
+
+
+def eomt(size: tuple[int, int, int], joined: int, classes: int, **values: Any) -> HubFolder:
+    width, depth, heads = size
+    own = dict(hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, num_blocks=joined)
+    return uncut("EomtForUniversalSegmentation", "eomt", **{**own, "image_size": 640, **names(classes), **values})
+
+
+def yolos(size: tuple[int, int, int], image: list[int], *, between: bool) -> HubFolder:
+    own = {**vit(*size, 16), "image_size": image, "use_mid_position_embeddings": between, "num_detection_tokens": 100}
+    return uncut("YolosForObjectDetection", "yolos", **own, **names(91))
+
+
+def depth_anything(size: tuple[int, int, int], blocks: list[int], widths: list[int], fusion: int) -> HubFolder:
+    width, depth, heads = size
+    backbone = dict(hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, out_indices=blocks)
+    backbone |= dict(model_type="dinov2", image_size=518, patch_size=14, reshape_hidden_states=False)
+    own = dict(reassemble_hidden_size=width, neck_hidden_sizes=widths, fusion_hidden_size=fusion)
+    return uncut("DepthAnythingForDepthEstimation", "depth_anything", backbone_config=backbone, **own)
+
+
 def mae(width: int, depth: int, heads: int, patch: int = 16) -> HubFolder:
     decoder = {"decoder_hidden_size": 512, "decoder_intermediate_size": 2048, "decoder_num_attention_heads": 16}
     decoder |= {"decoder_num_hidden_layers": 8, "mask_ratio": 0.75, "norm_pix_loss": False}
@@ -741,11 +771,25 @@ FOLDERS: dict[str, HubFolder] = {
 }
 
 
+FOLDERS |= {  # networks around an encoder of a depth that their heads belong to: nothing is cut
+    "tue-mps/coco_panoptic_eomt_small_640_2x": eomt(SMALL, 3, 133),
+    "tue-mps/coco_panoptic_eomt_base_640_2x": eomt(BASE, 3, 133),
+    "tue-mps/coco_panoptic_eomt_large_640": eomt(LARGE, 4, 133),
+    "tue-mps/coco_instance_eomt_large_640": eomt(LARGE, 4, 80),
+    "tue-mps/ade20k_semantic_eomt_large_512": eomt(LARGE, 4, 150, image_size=512, num_queries=100),
+    "hustvl/yolos-tiny": yolos((192, 12, 3), [800, 1333], between=False),
+    "hustvl/yolos-small": yolos(SMALL, [512, 864], between=True),
+    "hustvl/yolos-base": yolos(BASE, [800, 1344], between=True),
+    "depth-anything/Depth-Anything-V2-Small-hf": depth_anything(SMALL, [3, 6, 9, 12], [48, 96, 192, 384], 64),
+    "depth-anything/Depth-Anything-V2-Base-hf": depth_anything(BASE, [3, 6, 9, 12], [96, 192, 384, 768], 128),
+    "depth-anything/Depth-Anything-V2-Large-hf": depth_anything(LARGE, [5, 12, 18, 24], [256, 512, 1024, 1024], 256),
+}
+
+
 # -------------------------------------------------------------------------------------------------------------- tests
 
 REFUSED = {  # model_type of what the table says is not read
     "facebook/dinov3-convnext-tiny-pretrain-lvd1689m": "dinov3_convnext",
-    "depth-anything/Depth-Anything-V2-Small-hf": "depth_anything",
     "facebook/sam-vit-base": "sam",
     "facebook/convnext-tiny-224": "convnext",
 }
@@ -772,7 +816,7 @@ def test_loads_as_the_table_says(name, tmp_path, monkeypatch):
     row, folder = BY_NAME[name], FOLDERS[name]
     model = load_folder(folder, tmp_path, monkeypatch)
     assert model.family == row.loads_as
-    assert model.config.image_size == (row.image_size, row.image_size)
+    assert model.config.image_size == ((row.image_size,) * 2 if isinstance(row.image_size, int) else row.image_size)
     assert parameters(model, folder.depths) / 1e6 == pytest.approx(row.parameters, abs=0.06)
     assert model.labels is None or len(model.labels) == model.classes
 

@@ -24,4 +24,5 @@ def test_every_family_has_its_row(language):
         assert re.findall(r"`(\w+)`", written) == sorted(
             FAMILIES[code].writers, key=["hf", "timm", "jax", "open_clip"].index
         )
-        assert ("transformers" in checked) == ("hf" in FAMILIES[code].writers or code == "hybrid")
+        assert ("transformers" in checked) == ("transformers" in dialects or code == "hybrid")
+        assert "hf" not in FAMILIES[code].writers or "transformers" in dialects

@@ -28,7 +28,7 @@ NOT_READ = {  # regex of a model_type or architecture -> what it is, and what to
         CONVOLUTIONAL
     ),
     r"bit|levit.*|cvt|focalnet.*|poolformer.*|mobilevit.*|nfnet.*|dm_nfnet.*|seresnet.*|rexnet.*": CONVOLUTIONAL,
-    r"depth_anything|prompt_depth_anything|dpt|zoedepth|glpn|depth_pro": DEPTH,
+    r"prompt_depth_anything|dpt|zoedepth|glpn|depth_pro": DEPTH,
     r"sam|sam[23].*|sam_hq|samvit.*|.*detr.*|mask2former|maskformer|oneformer|segformer|vitdet": DETECTOR,
     r"(.*_)?(llava|idefics|blip|instructblip).*|qwen.*|paligemma.*|gemma.*|mllama|internvl.*": LANGUAGE,
     r"pixtral|kosmos.*|smolvlm.*|git|vision-encoder-decoder|florence.*|molmo.*|phi.*": LANGUAGE,

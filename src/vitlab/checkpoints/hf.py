@@ -186,7 +186,7 @@ def labels_from(config: Options) -> list[str] | None:
 HALF: Options = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _CROP: Options = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
 _IMAGENET: Options = {"image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"]}
-WHOLE_IMAGE = ("Eomt", "Yolos")  # image processors that crop nothing and leave an image's shape open
+WHOLE_IMAGE = ("Eomt", "Yolos", "DPT")  # image processors that crop nothing and leave an image's shape open
 _CLIP: Options = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3, **_CROP}
 PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what they do where a file leaves it out
     "ViT": {"resample": 2, "size": 224, **HALF},
@@ -198,6 +198,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Eomt": {"resample": 2, "size": {"shortest_edge": 640}, **_IMAGENET},
     "Yolos": {"resample": 2, "size": {"shortest_edge": 800}, **_IMAGENET},
+    "DPT": {"resample": 3, "size": {"height": 384, "width": 384}, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
     "Tipsv2": {"resample": 2, "size": {"height": 448, "width": 448}, "do_normalize": False},

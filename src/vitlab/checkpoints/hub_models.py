@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from typing import Any
 
-from vitlab.tables import Table, Tabular
+from vitlab.tables import Table, Tabular, by
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HubModel:
     loads_as: str  # our family; empty: it is not read
     licence: str
     parameters: float | None = None  # in millions, of what is loaded
-    image_size: int | None = None  # that its positions were made for
+    image_size: int | tuple[int, int] | None = None  # that its positions were made for; (H, W) where they differ
     gated: bool = False  # the owner must give access first
     note: str = ""  # what is left out, or why it is not read
 
@@ -34,7 +34,7 @@ class HubModel:
     def cells(self) -> list[str]:
         parameters = f"{self.parameters:,.1f}M" if self.parameters else "-"
         gated, loads = ("yes" if answer else "no" for answer in (self.gated, self.loads))
-        size = str(self.image_size or "-")
+        size = by(self.image_size) if isinstance(self.image_size, tuple) else str(self.image_size or "-")
         return [self.name, self.family, parameters, size, self.licence, gated, loads, self.note]
 
 
@@ -49,7 +49,12 @@ class HubModels(Tabular, list[HubModel]):
 
 
 def _rows(
-    family: str, loads_as: str, licence: str, *rows: tuple[str, float, int], gated: bool = False, note: str = ""
+    family: str,
+    loads_as: str,
+    licence: str,
+    *rows: tuple[str, float, int | tuple[int, int]],
+    gated: bool = False,
+    note: str = "",
 ) -> tuple[HubModel, ...]:
     return tuple(HubModel(name, family, loads_as, licence, n, size, gated, note) for name, n, size in rows)
 
@@ -239,6 +244,32 @@ HUB_MODELS: tuple[HubModel, ...] = (
         ("timm/resnet50.a1_in1k", 25.6, 224),
         ("timm/resnet50d.ra2_in1k", 25.6, 224),
     ),
+    *_rows(
+        "EoMT",
+        "eomt",
+        MIT,
+        ("tue-mps/coco_panoptic_eomt_small_640_2x", 24.0, 640),
+        ("tue-mps/coco_panoptic_eomt_base_640_2x", 93.7, 640),
+        ("tue-mps/coco_panoptic_eomt_large_640", 316.7, 640),
+        ("tue-mps/coco_instance_eomt_large_640", 316.7, 640),
+        ("tue-mps/ade20k_semantic_eomt_large_512", 316.0, 512),
+    ),
+    *_rows(
+        "YOLOS",
+        "yolos",
+        APACHE,
+        ("hustvl/yolos-tiny", 6.5, (800, 1333)),
+        ("hustvl/yolos-small", 30.7, (512, 864)),
+        ("hustvl/yolos-base", 127.8, (800, 1344)),
+    ),
+    *_rows("Depth Anything V2", "dpt", APACHE, ("depth-anything/Depth-Anything-V2-Small-hf", 24.7, 518)),
+    *_rows(
+        "Depth Anything V2",
+        "dpt",
+        NC,
+        ("depth-anything/Depth-Anything-V2-Base-hf", 97.2, 518),
+        ("depth-anything/Depth-Anything-V2-Large-hf", 334.1, 518),
+    ),
     HubModel(
         "facebook/dinov3-convnext-tiny-pretrain-lvd1689m",
         "DINOv3",
@@ -246,13 +277,6 @@ HUB_MODELS: tuple[HubModel, ...] = (
         DINOV3,
         gated=True,
         note="convolutional: take facebook/dinov3-vits16-pretrain-lvd1689m",
-    ),
-    HubModel(
-        "depth-anything/Depth-Anything-V2-Small-hf",
-        "Depth Anything",
-        "",
-        APACHE,
-        note="a depth estimator: take its encoder, facebook/dinov2-small",
     ),
     HubModel("facebook/sam-vit-base", "SAM", "", APACHE, note="outlines objects"),
     HubModel("facebook/convnext-tiny-224", "ConvNeXt", "", APACHE, note="convolutional: take a ViT or a ResNet"),

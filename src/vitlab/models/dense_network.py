@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -43,10 +43,14 @@ class DenseConfig(Config):
     classes: int = 150  # K
     backbone: dict[str, Any] = field(default_factory=lambda: backbone("vit", ViTConfig()))  # family and config
 
+    names_classes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes < 1:
+        if self.names_classes and self.classes < 1:
             raise UsageError(f"classes={self.classes} must be at least 1: this network names what it finds.")
+        if self.classes and not self.names_classes:
+            raise UsageError(f"classes={self.classes} is not possible: this network names no classes.")
         if not isinstance(self.backbone.get("family"), str) or "config" not in self.backbone:
             raise UsageError("backbone must be the encoder's family and config.")
         self.check_encoder(self.backbone["family"], self.encoder)

@@ -11,6 +11,7 @@ from vitlab.models import (
     dino,
     dinov2,
     dinov3,
+    dpt,
     eomt,
     eva02,
     hybrid,
@@ -61,5 +62,6 @@ INDEX = (
     (linear_head.PAPER, None),
     (eomt.PAPER, "eomt.FAMILY"),
     (yolos.PAPER, "yolos.FAMILY"),
+    (dpt.PAPER, "dpt.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
