@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = sorted(file for folder in ("src", "tools") for file in (ROOT / folder).rglob("*.py"))
-SCRIPTS = sorted(file for folder in ("benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))
+SCRIPTS = sorted(file for folder in ("benchmarks", "examples", "tests") for file in (ROOT / folder).rglob("*.py"))
 TEXT = {"read_text": 0, "write_text": 1}  # method: position of its encoding
 POSIX_MODULES = {"fcntl", "grp", "posix", "pwd", "resource", "select", "syslog", "termios", "tty"}
 POSIX_NAMES = {
@@ -23,17 +24,23 @@ POSIX_NAMES = {
 }  # fmt: skip
 MODULES = {"io", "codecs", "gzip", "lzma", "bz2", "os"}  # their open(path, mode)
 SUBPROCESS = {"run", "Popen", "check_output"}
+OPENERS = {"open", "fdopen", "NamedTemporaryFile"}
 SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "rfind", "find"}
+LOOKED_AT = {"str", "get_context", *TEXT, *OPENERS, *SUBPROCESS, *SEARCHES}
 
 
 def problems(source: str) -> list[str]:
     """Lines of a module that would behave otherwise on another system."""
     tree = ast.parse(source)
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    nodes = list(ast.walk(tree))
+
+    @cache
+    def parents() -> dict[ast.AST, ast.AST]:
+        return {child: node for node in nodes for child in ast.iter_child_nodes(node)}
 
     def around(node: ast.AST) -> Iterator[ast.AST]:
-        while node in parents:
-            node = parents[node]
+        while node in parents():
+            node = parents()[node]
             yield node
 
     def guarded(node: ast.AST) -> bool:
@@ -44,9 +51,10 @@ def problems(source: str) -> list[str]:
         )
 
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
-            found += [(node.lineno, problem) for problem in [of_call(node)] if problem]
+            if problem := of_call(node):
+                found.append((node.lineno, f"{ast.unparse(node)}: {problem}"))
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             if POSIX_MODULES & set(names) and not guarded(node):
@@ -61,26 +69,27 @@ def problems(source: str) -> list[str]:
 def of_call(call: ast.Call) -> str:
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     name = call.func.id if isinstance(call.func, ast.Name) else ""
-    text = ast.unparse(call)
+    if not {name, method} & LOOKED_AT:
+        return ""
+    receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     first = call.args[0] if call.args else None
     unnamed = "encoding" not in keywords
     if method in TEXT and len(call.args) <= TEXT[method] and unnamed and receiver != "super()":
-        return f"{text}: names no encoding"
-    if name == "open" or method in ("open", "fdopen", "NamedTemporaryFile"):
+        return "names no encoding"
+    if name == "open" or method in OPENERS:
         mode = mode_of(call, keywords, 0 if method == "open" and receiver not in MODULES else 1)
         if mode is not None and "b" not in mode and unnamed:
-            return f"{text}: names no encoding"
+            return "names no encoding"
     if method in SUBPROCESS and {"text", "universal_newlines"} & set(keywords) and unnamed:
-        return f"{text}: names no encoding"
+        return "names no encoding"
     if name == "str" and first is not None and ".relative_to(" in ast.unparse(first):
-        return f"{text}: has backslashes on Windows; use as_posix()"
+        return "has backslashes on Windows; use as_posix()"
     separator = isinstance(first, ast.Constant) and "/" in str(first.value)
     if separator and method in SEARCHES and ("str(" in receiver[:4] or "os.path" in receiver):
-        return f"{text}: has backslashes on Windows; use as_posix()"
+        return "has backslashes on Windows; use as_posix()"
     if method == "get_context" and isinstance(first, ast.Constant) and first.value == "fork":
-        return f"{text}: only POSIX forks"
+        return "only POSIX forks"
     return ""
 
 
@@ -89,7 +98,8 @@ def mode_of(call: ast.Call, keywords: dict, position: int) -> str | None:
     mode = keywords.get("mode", call.args[position] if len(call.args) > position else None)
     if isinstance(mode, ast.Constant) and isinstance(mode.value, str):
         return mode.value if set(mode.value) <= set("rwxabt+") else None
-    return "r" if mode is None and isinstance(call.func, ast.Name) else None
+    opens_file = isinstance(call.func, ast.Name) or (call.func.attr == "open" and not call.args)
+    return "r" if mode is None and opens_file else None
 
 
 @pytest.mark.parametrize(
@@ -98,8 +108,10 @@ def mode_of(call: ast.Call, keywords: dict, position: int) -> str | None:
         ("path.read_text()", "names no encoding"),
         ("path.write_text(t, 'utf-8')", ""),
         ("open(path)", "names no encoding"),
+        ("path.open()", "names no encoding"),
         ("path.open('w')", "names no encoding"),
         ("path.open('wb')", ""),
+        ("tempfile.NamedTemporaryFile()", ""),
         ("Image.open(path)", ""),
         ("subprocess.run(x, text=True)", "names no encoding"),
         ("import fcntl", "which Windows has not"),
@@ -117,12 +129,12 @@ def test_the_check_sees_what_it_is_for(source, expected):
 
 def test_the_source_runs_anywhere():
     assert OURS
-    assert not {file.name: lines for file in OURS if (lines := problems(file.read_text(encoding="utf-8")))}
+    assert not {str(file): lines for file in OURS if (lines := problems(file.read_text(encoding="utf-8")))}
 
 
-def test_scripts_name_the_encoding_of_their_files():
-    found = {file.name: problems(file.read_text(encoding="utf-8")) for file in SCRIPTS}
-    assert not {name: lines for name, lines in found.items() if any("no encoding" in line for line in lines)}
+def test_scripts_and_tests_name_the_encoding_of_their_files():
+    found = {file: problems(file.read_text(encoding="utf-8")) for file in SCRIPTS}
+    assert not {str(file): lines for file, lines in found.items() if any("no encoding" in line for line in lines)}
 
 
 def test_names_differ_by_more_than_case_and_suit_windows():

@@ -52,7 +52,7 @@ def test_errors_are_value_errors():
 @pytest.mark.parametrize("code", ["import vitlab; dir(vitlab); vitlab.UsageError", "import vitlab.cli.main"])
 def test_importing_does_not_import_torch(code):
     code += "; import sys; sys.exit(' '.join({'torch', 'numpy', 'rich'} & sys.modules.keys()) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 

@@ -174,8 +174,8 @@ def test_an_explanation_shows_its_figure(model, photo):
 def test_runs_show_themselves(tmp_path):
     run = tmp_path / "<b>one"
     run.mkdir()
-    (run / "recipe.toml").write_text('[data]\nsource = "digits"\n[model]\nname = "vit_digits"\n')
-    (run / "result.json").write_text('{"top1": 0.975, "seconds": 61.25}')
+    (run / "recipe.toml").write_text('[data]\nsource = "digits"\n[model]\nname = "vit_digits"\n', encoding="utf-8")
+    (run / "result.json").write_text('{"top1": 0.975, "seconds": 61.25}', encoding="utf-8")
     (tmp_path / "other").mkdir()
     listed = list_runs(tmp_path)
     reader = check(listed._repr_html_())

@@ -119,12 +119,12 @@ def test_a_hostile_value_is_used_as_it_says_or_refused_in_words(number, folders)
     for file in sorted(folder.glob("*.json")):
         if file.name in ("tokenizer.json", "vocab.json"):
             continue
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
         for path in places(json.loads(text)):
             turn += 1
             for value in HOSTILE[turn % EVERY :: EVERY]:
-                file.write_text(json.dumps(replaced(json.loads(text), path, value)))
+                file.write_text(json.dumps(replaced(json.loads(text), path, value)), encoding="utf-8")
                 if told := problem(folder, value, usual):
                     wrong.append(f"{file.name} {path} = {value!r:.40}: {told}")
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     assert not wrong, "\n".join(wrong)

@@ -57,7 +57,7 @@ def numbers(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_no_number_of_a_config_makes_loading_hang_or_trace_back(name, tmp_path):
     folder = vitlab.save(vitlab.create(name, **MODELS[name]), tmp_path / "model")
-    card = json.loads((folder / "model.json").read_text())
+    card = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     load_with_report(folder)  # as it is, it loads
     for turn, path in enumerate(numbers(card["config"])):
         for value in (10**9, HOSTILE[turn % len(HOSTILE)], HOSTILE[(turn * 5 + 3) % len(HOSTILE)]):
@@ -66,7 +66,7 @@ def test_no_number_of_a_config_makes_loading_hang_or_trace_back(name, tmp_path):
             for part in path[:-1]:
                 inner = inner[part]
             inner[path[-1]] = [value] * len(inner[path[-1]]) if isinstance(inner[path[-1]], list) else value
-            (folder / "model.json").write_text(json.dumps(changed))
+            (folder / "model.json").write_text(json.dumps(changed), encoding="utf-8")
             assert seconds_of(folder) < 5, (path, value)
 
 
@@ -78,8 +78,8 @@ def folder(tmp_path) -> Path:
 
 
 def with_card(folder: Path, **values: Any) -> Path:
-    card = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps({**card, "seal": None, **values}))
+    card = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    (folder / "model.json").write_text(json.dumps({**card, "seal": None, **values}), encoding="utf-8")
     return folder
 
 
@@ -95,7 +95,7 @@ def with_card(folder: Path, **values: Any) -> Path:
     ],
 )
 def test_config_and_weights_must_belong_together(option, value, message, folder):
-    card = json.loads((folder / "model.json").read_text())
+    card = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     with_card(folder, config={**card["config"], option: value})
     with pytest.raises(CheckpointError, match=message):
         load_with_report(folder)

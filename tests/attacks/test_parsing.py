@@ -70,44 +70,48 @@ def shard_of_captions(folder: Path, fields: str) -> None:
 
 def caption_table(folder: Path, fields: str) -> None:
     (folder / "1.png").write_bytes(png())
-    (folder / "captions.jsonl").write_text('{"image": "1.png", "caption": "a", ' + fields + "}\n")
+    (folder / "captions.jsonl").write_text('{"image": "1.png", "caption": "a", ' + fields + "}\n", encoding="utf-8")
     open_data(str(folder))
 
 
 def tokenizer_config(folder: Path, fields: str) -> None:
     for name, text in Tokenizer.train(["a dog"], vocab=520).to_two_files().items():
-        (folder / name).write_text(text)
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 12, ' + fields + "}")
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 12, ' + fields + "}", encoding="utf-8")
     Tokenizer.read(folder)
 
 
 def tokenizer(folder: Path, fields: str) -> None:
     text = Tokenizer.train(["a dog"], vocab=520).to_json()
-    (folder / "tokenizer.json").write_text(text.rstrip().removesuffix("}") + ", " + fields + "}")
+    (folder / "tokenizer.json").write_text(text.rstrip().removesuffix("}") + ", " + fields + "}", encoding="utf-8")
     Tokenizer.read(folder / "tokenizer.json")
 
 
 def result(folder: Path, fields: str) -> None:
-    (folder / "result.json").write_text('{"top1": 0.5, ' + fields + "}")
+    (folder / "result.json").write_text('{"top1": 0.5, ' + fields + "}", encoding="utf-8")
     read_result(folder)
 
 
 def log_line(folder: Path, fields: str) -> None:
     lines = ['{"kind": "val", "step": 3, ' + fields + "}"] * 2
-    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     read_log(folder)
 
 
 def last_log_line(folder: Path, fields: str) -> None:
     """A whole line, with its end, was not cut by a kill."""
-    (folder / "log.jsonl").write_text('{"kind": "val", "step": 3}\n{"kind": "val", "step": 3, ' + fields + "}\n")
+    (folder / "log.jsonl").write_text(
+        '{"kind": "val", "step": 3}\n{"kind": "val", "step": 3, ' + fields + "}\n", encoding="utf-8"
+    )
     read_log(folder)
 
 
 def replay(folder: Path, fields: str) -> None:
-    (folder / "recipe.toml").write_text(to_toml(Recipe()))
+    (folder / "recipe.toml").write_text(to_toml(Recipe()), encoding="utf-8")
     (folder / "replay").mkdir()
-    (folder / "replay" / "step.json").write_text('{"step": 3, "loss": 1, "cause": "", "lr": 1, ' + fields + "}")
+    (folder / "replay" / "step.json").write_text(
+        '{"step": 3, "loss": 1, "cause": "", "lr": 1, ' + fields + "}", encoding="utf-8"
+    )
     doctor.check_run(folder)
 
 
@@ -163,7 +167,7 @@ def test_half_a_character_is_refused_before_it_is_trained_on(tmp_path, monkeypat
 
 @pytest.mark.parametrize("case", TOML)
 def test_recipes(tmp_path, command, case):
-    (tmp_path / "recipe.toml").write_text(f"[model]\n{TOML[case]}\n")
+    (tmp_path / "recipe.toml").write_text(f"[model]\n{TOML[case]}\n", encoding="utf-8")
     for read in (lambda: read_recipe(tmp_path / "recipe.toml"), lambda: read_run(tmp_path)):
         with pytest.raises(ValueError, match=r"recipe\.toml: .*(finite number|levels deep)"):
             read()
@@ -191,17 +195,19 @@ def test_numbers_that_are_not_finite_come_back_from_a_log_as_they_were(tmp_path)
     """The log spells them as texts, which are JSON; so a strict reader loses nothing."""
     with RunLog(tmp_path) as log:
         log.write("train", 1, loss=float("nan"), lr=float("inf"))
-    json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=lambda name: pytest.fail(name))
+    json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(name))
     (event,) = read_log(tmp_path)
     assert np.isnan(event["loss"]) and event["lr"] == float("inf")
 
 
 def test_a_run_that_broke_is_told_of_by_doctor(tmp_path, command):
     """Its loss is NaN, and stands in step.json."""
-    (tmp_path / "recipe.toml").write_text(to_toml(Recipe()))
+    (tmp_path / "recipe.toml").write_text(to_toml(Recipe()), encoding="utf-8")
     model, images = vitlab.create("vit_digits", depth=1), torch.full((2, 1, 8, 8), torch.nan)
     numbers = {"step": 7, "epoch": 0, "loss": float("nan"), "lr": 0.03, "indices": [1, 2]}
     doctor.stop_run(tmp_path, model, {"images": images}, numbers)
-    json.loads((tmp_path / "replay" / "step.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    json.loads(
+        (tmp_path / "replay" / "step.json").read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(name)
+    )
     said = command("doctor", tmp_path, code=1).stdout
     assert "the run broke at step 7: loss nan" in said and "optim.lr=1.0e-02" in said

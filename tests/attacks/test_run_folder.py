@@ -86,10 +86,10 @@ EDITS = {
 
 
 def edit(path: Path, values: dict, *, unseal: bool = False) -> None:
-    state = {**json.loads(path.read_text()), **values}
+    state = {**json.loads(path.read_text(encoding="utf-8")), **values}
     if unseal:
         del state["seal"], state["digests"]
-    path.write_text(json.dumps(state))
+    path.write_text(json.dumps(state), encoding="utf-8")
 
 
 def check_resumed(runs: Path, run: Path) -> list[str]:
@@ -100,7 +100,7 @@ def check_resumed(runs: Path, run: Path) -> list[str]:
         expected = load_file(runs / "unbroken" / "last" / f"{name}.safetensors")
         found = load_file(run / "last" / f"{name}.safetensors")
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
-    expected = json.loads((runs / "unbroken" / "result.json").read_text())
+    expected = json.loads((runs / "unbroken" / "result.json").read_text(encoding="utf-8"))
     timings = {"seconds", "images_per_second"}
     assert {k: v for k, v in result.items() if k not in timings} == {
         k: v for k, v in expected.items() if k not in timings
@@ -156,10 +156,10 @@ def test_a_step_beyond_the_recipe_is_refused(stopped):
 
 def test_a_save_of_an_older_version_has_defaults_for_newer_fields(stopped):
     path = stopped / "last" / "state.json"
-    state = json.loads(path.read_text())
+    state = json.loads(path.read_text(encoding="utf-8"))
     for name in ("seal", "digests", "run_digests", "scaler_steps", "best_rank"):
         del state[name]
-    path.write_text(json.dumps(state))
+    path.write_text(json.dumps(state), encoding="utf-8")
     saved = load_last(stopped)
     assert saved is not None and saved.progress.step == 4 and saved.progress.scaler_steps == 0
 
@@ -169,8 +169,8 @@ def test_a_save_of_a_newer_version_is_not_thrown_away(stopped, change):
     """It is refused, and stays where it is: only damage falls back."""
     edit(stopped / "last" / "state.json", {}, unseal=True)
     path = stopped / "last" / "model.json"
-    card = json.loads(path.read_text())
-    path.write_text(json.dumps({**card, **change, "seal": None, "digests": None}))
+    card = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**card, **change, "seal": None, "digests": None}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"model\.json"):
         load_last(stopped)
     assert (stopped / "last" / "weights.safetensors").is_file() and not (stopped / "last-damaged").exists()
@@ -195,7 +195,9 @@ def test_a_recipe_edited_while_the_run_trains_is_not_taken_for_its_own(tmp_path)
         def step(self, done, numbers):
             if done == 3:
                 recipe = tmp_path / "run" / "recipe.toml"
-                recipe.write_text(recipe.read_text().replace("\nlr = 0.02\n", "\nlr = 0.03\n"))
+                recipe.write_text(
+                    recipe.read_text(encoding="utf-8").replace("\nlr = 0.02\n", "\nlr = 0.03\n"), encoding="utf-8"
+                )
             if done == 7:
                 raise InterruptedError
 
@@ -216,9 +218,9 @@ def test_other_images_than_before_are_refused(stopped):
     """E.g. what model.init_from names was replaced, or is read at another size by this version."""
     edit(stopped / "last" / "state.json", {}, unseal=True)
     path = stopped / "last" / "model.json"
-    card = json.loads(path.read_text())
+    card = json.loads(path.read_text(encoding="utf-8"))
     card["preprocess"]["mean"] = [0.25]
-    path.write_text(json.dumps({**card, "seal": None, "digests": None}))
+    path.write_text(json.dumps({**card, "seal": None, "digests": None}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"prepared with \{'mean': \[0.25\]\}, and now it would be .*--changed"):
         fit(RECIPE, stopped, resume=True)
 
@@ -255,13 +257,13 @@ def test_a_finished_run_whose_last_save_is_damaged_ends_again_with_the_same(runs
 def test_a_result_that_was_edited_is_written_again(runs, tmp_path):
     shutil.copytree(runs / "unbroken", tmp_path / "run")
     result = tmp_path / "run" / "result.json"
-    result.write_text(result.read_text().replace('"top1": 0.', '"top1": 0.9'))
+    result.write_text(result.read_text(encoding="utf-8").replace('"top1": 0.', '"top1": 0.9'), encoding="utf-8")
     assert "result.json" in check_resumed(runs, tmp_path / "run")[0]
 
 
 def test_an_edited_recipe_is_refused_unless_that_is_said(stopped, command):
     recipe = stopped / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("\nlr = 0.02\n", "\nlr = 0.03\n"))
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("\nlr = 0.02\n", "\nlr = 0.03\n"), encoding="utf-8")
     message = command("train", "--resume", stopped, code=2).stderr
     assert "recipe.toml: was changed since step 4 was saved" in message and "--changed" in message
     command("train", "--resume", stopped, "--changed")
@@ -280,7 +282,7 @@ def test_as_many_saves_are_kept_as_the_recipe_says(tmp_path, keep):
     fit(with_settings(RECIPE, [f"run.keep={keep}"]), tmp_path / "run")
     kept = sorted(path.name for path in (tmp_path / "run").glob("last*"))
     assert kept == ["last", *(f"last-{n}" for n in range(1, keep + 1))]
-    steps = [json.loads((tmp_path / "run" / name / "state.json").read_text())["step"] for name in kept]
+    steps = [json.loads((tmp_path / "run" / name / "state.json").read_text(encoding="utf-8"))["step"] for name in kept]
     assert steps == [10, 10, 8, 6][: keep + 1]  # the last two differ in `finished`
 
 

@@ -36,7 +36,7 @@ def holder(tmp_path):
 
     def start(*more: str) -> subprocess.Popen:
         arguments = [sys.executable, "-c", HOLD, str(tmp_path / "run"), *more]
-        child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        child = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8")
         children.append(child)
         assert child.stdout is not None and child.stdout.readline() == "held\n"
         return child
@@ -56,7 +56,7 @@ def test_the_second_writer_is_told_who_the_first_is(tmp_path, holder, command):
     assert "run.dir=" in message and message.count("\n") == 1
     message = command("train", "--resume", tmp_path / "run", code=2).stderr
     assert f"is being written by process {child.pid}" in message
-    assert (tmp_path / "run" / "recipe.toml").read_text() == ""
+    assert (tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8") == ""
     assert str(child.pid) in command("doctor", tmp_path / "run").stdout
 
 
@@ -72,7 +72,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path, holder, worker):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     with hold(tmp_path / "run"):
-        assert json.loads((tmp_path / "run" / "run.lock").read_text())["process"] == os.getpid()
+        assert json.loads((tmp_path / "run" / "run.lock").read_text(encoding="utf-8"))["process"] == os.getpid()
 
 
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path, command, monkeypatch):

@@ -144,13 +144,13 @@ def test_threads_that_write_one_file_do_not_share_a_temporary_one(tmp_path):
     both = threading.Barrier(2, timeout=10)
 
     def write(path: Path, text: str) -> None:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         both.wait()
 
     texts = ("a" * 1000, "b" * 1000)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda text: write_whole(tmp_path / "x", lambda path: write(path, text)), texts))
-    assert (tmp_path / "x").read_text() in texts and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "x").read_text(encoding="utf-8") in texts and len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):

@@ -129,12 +129,12 @@ def test_an_index_made_before_does_not_hide_a_cut(tmp_path):
     """Version 1 also stored indexes of cut shards."""
     path = write(tmp_path / "a.tar", MEMBERS)
     index_of(path)
-    stored = json.loads((tmp_path / "a.tar.index.json").read_text())
+    stored = json.loads((tmp_path / "a.tar.index.json").read_text(encoding="utf-8"))
     path.write_bytes(path.read_bytes()[: boundaries(MEMBERS)[8]])
     status = path.stat()
     kept = {name: stored[name][:4] for name in ("names", "labels", "offsets", "sizes")}
     old = {**kept, "version": 1, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-    (tmp_path / "a.tar.index.json").write_text(json.dumps(old))
+    (tmp_path / "a.tar.index.json").write_text(json.dumps(old), encoding="utf-8")
     with pytest.raises(DataError, match="no end-of-archive block"):
         open_data(str(path))
 
@@ -154,15 +154,15 @@ def test_an_index_made_before_does_not_hide_a_cut(tmp_path):
 def test_an_index_that_cannot_be_true_is_made_anew(tmp_path, change):
     path = write(tmp_path / "a.tar", MEMBERS)
     first = index_of(path)
-    stored = json.loads((tmp_path / "a.tar.index.json").read_text())
-    (tmp_path / "a.tar.index.json").write_text(json.dumps(stored | change))
+    stored = json.loads((tmp_path / "a.tar.index.json").read_text(encoding="utf-8"))
+    (tmp_path / "a.tar.index.json").write_text(json.dumps(stored | change), encoding="utf-8")
     assert stored_index(path) is None and index_of(path) == first
 
 
 def test_an_index_nested_too_deep_or_a_fifo_is_made_anew(tmp_path):
     path = write(tmp_path / "a.tar", MEMBERS)
     first = index_of(path)
-    (tmp_path / "a.tar.index.json").write_text("[" * 100_000)
+    (tmp_path / "a.tar.index.json").write_text("[" * 100_000, encoding="utf-8")
     assert index_of(path) == first
     (tmp_path / "a.tar.index.json").unlink()
     os.mkfifo(tmp_path / "a.tar.index.json")

@@ -71,7 +71,7 @@ TABLES = {
 
 
 def write_table(place: Path, name: str, path: str) -> str:
-    (place / name).write_text(TABLES[name].format(path.format(parent=place.parent)))
+    (place / name).write_text(TABLES[name].format(path.format(parent=place.parent)), encoding="utf-8")
     return str(place / name)
 
 
@@ -195,7 +195,7 @@ def test_a_fifo_beside_the_data_is_not_passed_over(tmp_path, fifo, name):
     for label in ("a", "b"):
         for i in range(4):
             picture(tmp_path / label / f"{i}.png")
-    (tmp_path / "labels.csv").write_text("path,label\na/1.png,0\na/2.png,0\nb/1.png,1\nb/2.png,1\n")
+    (tmp_path / "labels.csv").write_text("path,label\na/1.png,0\na/2.png,0\nb/1.png,1\nb/2.png,1\n", encoding="utf-8")
     fifo(name)
     with pytest.raises(DataError, match=f"{name}: is a FIFO"):
         open_data(str(tmp_path / "labels.csv" if name == "classes.txt" else tmp_path))
@@ -204,7 +204,7 @@ def test_a_fifo_beside_the_data_is_not_passed_over(tmp_path, fifo, name):
 def test_a_fifo_in_a_table(tmp_path, fifo):
     picture(tmp_path / "1.png")
     fifo("2.png")
-    (tmp_path / "labels.csv").write_text("path,label\n1.png,a\n2.png,b\n")
+    (tmp_path / "labels.csv").write_text("path,label\n1.png,a\n2.png,b\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"line 3: .*2\.png is a FIFO"):
         open_data(str(tmp_path / "labels.csv"))
 

@@ -118,11 +118,11 @@ def test_the_first_process_trains_and_the_others_get_its_tokenizer(in_two_proces
             monkeypatch.setattr(Tokenizer, "train", lambda *_, **__: pytest.fail("trained by the second process too"))
         who = start("cpu")
         tokenizer = ContrastiveLearning.tokenizer(RECIPE, data_of(RECIPE), tmp_path / "run", who)
-        (tmp_path / f"{rank}.json").write_text(tokenizer.to_json())
+        (tmp_path / f"{rank}.json").write_text(tokenizer.to_json(), encoding="utf-8")
         stop()
 
     assert in_two_processes(work) == [0, 0]
-    assert (tmp_path / "0.json").read_text() == (tmp_path / "1.json").read_text()
+    assert (tmp_path / "0.json").read_text(encoding="utf-8") == (tmp_path / "1.json").read_text(encoding="utf-8")
 
 
 def test_all_processes_end_where_the_first_cannot_make_one(in_two_processes, tmp_path):
@@ -142,22 +142,24 @@ class Killed(Silent):
 
 def test_a_run_killed_before_its_first_save_goes_on_with_its_tokenizer(tmp_path):
     run, named = tmp_path / "run", tmp_path / "named.json"
-    named.write_text(another())
+    named.write_text(another(), encoding="utf-8")
     recipe = with_settings(RECIPE, [f"text.tokenizer={named}", f"run.dir={run}"])
     with pytest.raises(KeyboardInterrupt):
         fit(recipe, run, show=Killed())
     assert not (run / "last").exists()
     named.unlink()  # what the run was started with is gone
     job = prepare(recipe, run)
-    assert job.model.tokenizer.to_json() == another() == (run / "tokenizer.json").read_text()
+    assert job.model.tokenizer.to_json() == another() == (run / "tokenizer.json").read_text(encoding="utf-8")
     native.save(job.model, tmp_path / "saved")
-    assert (tmp_path / "saved" / "tokenizer.json").read_text() == another()
+    assert (tmp_path / "saved" / "tokenizer.json").read_text(encoding="utf-8") == another()
 
 
 def test_a_new_run_does_not_take_up_what_lies_in_its_folder(tmp_path):
-    (tmp_path / "tokenizer.json").write_text(another())  # of a run that was killed before it wrote recipe.toml
+    (tmp_path / "tokenizer.json").write_text(
+        another(), encoding="utf-8"
+    )  # of a run that was killed before it wrote recipe.toml
     tokenizer = prepare(RECIPE, tmp_path).model.tokenizer
-    assert tokenizer.to_json() == (tmp_path / "tokenizer.json").read_text() != another()
+    assert tokenizer.to_json() == (tmp_path / "tokenizer.json").read_text(encoding="utf-8") != another()
 
 
 def test_a_resumed_run_has_the_tokenizer_of_its_save(tmp_path):
@@ -168,13 +170,13 @@ def test_a_resumed_run_has_the_tokenizer_of_its_save(tmp_path):
         return ContrastiveLearning.tokenizer(recipe, data_of(recipe), tmp_path, Processes(), saved).to_json()
 
     first = prepare(RECIPE, tmp_path).model.tokenizer.to_json()
-    (tmp_path / "recipe.toml").write_text(to_toml(RECIPE))
+    (tmp_path / "recipe.toml").write_text(to_toml(RECIPE), encoding="utf-8")
     assert resumed() == first  # killed before its first save
     for text in (replace(RECIPE.text, vocab=600), replace(RECIPE.text, context=9)):
         with pytest.raises(ValueError, match=r"text\.(vocab|context): \d+ -> \d+.*start a new run"):
             resumed(replace(RECIPE, text=text))
-    (saved / "tokenizer.json").write_text(first)
-    (tmp_path / "tokenizer.json").write_text(another())  # that of the save counts, which has a digest
+    (saved / "tokenizer.json").write_text(first, encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(another(), encoding="utf-8")  # that of the save counts, which has a digest
     assert resumed(saved=saved) == first
     with pytest.raises(ValueError, match="trained with another tokenizer"):
         captions.check_same_tokenizer(Tokenizer.from_json(another()), saved)

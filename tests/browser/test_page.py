@@ -71,7 +71,7 @@ def site(tmp_path_factory):
     (folder / "first").mkdir()
     lines = [{"kind": "train", "step": n, "loss": 2 / n, "lr": 1e-3} for n in range(1, 20)]
     lines.append({"kind": "val", "step": 20, "top1": 0.5})
-    (folder / "first" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "first" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     known = models()
     served = [ServedModel(name, model) for name, model in known.items()]
     index = index_of(known["clip"].eval(), tmp_path_factory.mktemp("search"))
@@ -448,7 +448,7 @@ def test_curves_follow_a_run(page, site):
     tab = page(link="#panel=training")
     tab.wait_for_function("document.querySelectorAll('#curves svg').length === 3")
     before = tab.locator("#curves polyline").first.get_attribute("points")
-    with (site[2] / "first" / "log.jsonl").open("a") as log:
+    with (site[2] / "first" / "log.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps({"kind": "train", "step": 40, "loss": 1.0, "lr": 1e-3}) + "\n")
     tab.wait_for_function("(b) => document.querySelector('#curves polyline').getAttribute('points') !== b", arg=before)
 
@@ -456,7 +456,7 @@ def test_curves_follow_a_run(page, site):
 def test_a_wrong_file_is_told_and_nothing_is_lost(page, picture, tmp_path):
     tab = page()
     upload(tab, picture)
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("no picture", encoding="utf-8")
     tab.set_input_files("#file", tmp_path / "notes.txt")
     assert "notes.txt" in tab.inner_text("#alert")
     assert tab.locator("#answer .bars").count() == 1

@@ -299,7 +299,7 @@ def modules(browser, tmp_path_factory):
     """A page that can import browser/*.js."""
     folder = tmp_path_factory.mktemp("modules")
     shutil.copytree(BROWSER, folder, dirs_exist_ok=True)
-    (folder / "index.html").write_text("<!doctype html><title>modules</title>")
+    (folder / "index.html").write_text("<!doctype html><title>modules</title>", encoding="utf-8")
     for address in serving(folder):
         page = browser.new_page()
         page.goto(address)
@@ -450,10 +450,10 @@ def test_the_page_loads_nothing_from_elsewhere(built):
 
 def test_building_again_replaces_a_page_and_nothing_else(tmp_path, saved):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    (tmp_path / "mine" / "notes.txt").write_text("keep me", encoding="utf-8")
     with pytest.raises(UsageError, match="holds something else than a page"):
         build.build_page(tmp_path / "mine", [str(saved["vit"])])
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
+    assert (tmp_path / "mine" / "notes.txt").read_text(encoding="utf-8") == "keep me"
 
 
 def refused(name: str, **options) -> str:
@@ -487,7 +487,7 @@ def test_without_npm_the_error_says_what_to_do(empty_cache, monkeypatch):
 
 
 def test_offline_npm_is_named(empty_cache, monkeypatch, tmp_path):
-    (tmp_path / "npm").write_text("#!/bin/sh\necho 'npm error network ENOTFOUND' >&2\nexit 1\n")
+    (tmp_path / "npm").write_text("#!/bin/sh\necho 'npm error network ENOTFOUND' >&2\nexit 1\n", encoding="utf-8")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(

@@ -74,7 +74,9 @@ def test_our_files_are_as_pefts(tmp_path):
     save_adapter(model, tmp_path, base=PEFT / "base")
     ours, theirs = load_file(tmp_path / WEIGHTS), load_file(PEFT / "adapter" / WEIGHTS)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-    config, known = (json.loads((folder / CONFIG).read_text()) for folder in (tmp_path, PEFT / "adapter"))
+    config, known = (
+        json.loads((folder / CONFIG).read_text(encoding="utf-8")) for folder in (tmp_path, PEFT / "adapter")
+    )
     assert config.keys() <= known.keys()
     same = ("peft_type", "r", "lora_alpha", "modules_to_save", "bias", "lora_dropout")
     assert {key: config[key] for key in same} == {key: known[key] for key in same}
@@ -145,8 +147,8 @@ WRONG = {
 def test_options_of_peft_are_honoured_or_refused_by_name(option, wrong, tmp_path):
     value, message = wrong
     shutil.copytree(PEFT / "adapter", tmp_path / "adapter")
-    config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
-    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({**config, option: value}))
+    config = json.loads((tmp_path / "adapter" / CONFIG).read_text(encoding="utf-8"))
+    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({**config, option: value}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=message):
         vitlab.load(tmp_path / "adapter", base=PEFT / "base")
 
@@ -154,8 +156,8 @@ def test_options_of_peft_are_honoured_or_refused_by_name(option, wrong, tmp_path
 def test_rank_stabilised_scaling(tmp_path):
     """use_rslora: alpha / sqrt(r) in place of alpha / r."""
     shutil.copytree(PEFT / "adapter", tmp_path / "adapter")
-    config = json.loads((PEFT / "adapter" / CONFIG).read_text())
-    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({**config, "use_rslora": True}))
+    config = json.loads((PEFT / "adapter" / CONFIG).read_text(encoding="utf-8"))
+    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({**config, "use_rslora": True}), encoding="utf-8")
     key = "blocks.0.attention.qkv.weight"
     plain, more = (vitlab.load(path / "adapter", base=PEFT / "base").state_dict()[key] for path in (PEFT, tmp_path))
     base = vitlab.load(PEFT / "base").state_dict()[key]

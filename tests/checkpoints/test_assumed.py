@@ -111,7 +111,12 @@ def test_colours_for_another_number_of_channels_are_not_dropped_quietly(tmp_path
     model.preprocess = Preprocess((16, 16), mean=(0.1,), std=(0.3,))
     convert.write(model, tmp_path / "hf", "hf")
     file = tmp_path / "hf" / "preprocessor_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "image_mean": [0.1, 0.2, 0.3], "image_std": [0.3] * 3}))
+    file.write_text(
+        json.dumps(
+            {**json.loads(file.read_text(encoding="utf-8")), "image_mean": [0.1, 0.2, 0.3], "image_std": [0.3] * 3}
+        ),
+        encoding="utf-8",
+    )
     (note,) = load_with_report(tmp_path / "hf")[1].notes
     assert note.startswith("hf weights do not say mean=(0.5,), std=(0.3,)")
 

@@ -44,9 +44,9 @@ def test_what_a_config_says_is_named(config, said, tmp_path):
     save_file({"x.weight": torch.ones(2)}, tmp_path / "model.safetensors")
     if config is None:
         cfg = {"model_cfg": {"vision_cfg": {"timm_model_name": "convnext_base"}, "text_cfg": {}}}
-        (tmp_path / "open_clip_config.json").write_text(json.dumps(cfg))
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(cfg), encoding="utf-8")
     else:
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
         vitlab.load(tmp_path)
     assert "unknown layout" not in str(caught.value)
@@ -54,7 +54,7 @@ def test_what_a_config_says_is_named(config, said, tmp_path):
 
 
 def test_a_model_type_that_is_not_known_needs_no_weights_to_be_read(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "convnext"}')
+    (tmp_path / "config.json").write_text('{"model_type": "convnext"}', encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="convolutional"):
         vitlab.load(tmp_path)
@@ -77,6 +77,6 @@ def test_any_other_refusal_names_the_network_too(tmp_path):
 def test_a_network_that_is_read_is_not_called_another(tmp_path):
     names = [name for family in vitlab.checkpoints.families.FAMILIES.values() for name in family.model_types]
     for name in (*names, "siglip", "siglip2", "dinov3_vit", "aimv2_vision_model", "beit", "swinv2", "ijepa"):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}), encoding="utf-8")
         declared = declared_by(tmp_path)
         assert declared is not None and declared.what == "", (name, NOT_READ)

@@ -111,14 +111,14 @@ def test_empty_file(tmp_path, suffix):
 @pytest.mark.parametrize("text", ["Not Found", "<!DOCTYPE html>\n<html><body>404</body></html>", '{"error": 1}\n' * 50])
 def test_text_is_not_weights(tmp_path, suffix, text):
     path = tmp_path / f"page{suffix}"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     refused(path, "is text, not weights", "Fetch it again")
 
 
 @pytest.mark.parametrize("suffix", files.SUFFIXES)
 def test_git_lfs_pointer(tmp_path, suffix):
     path = tmp_path / f"pointer{suffix}"
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 12345\n")
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 12345\n", encoding="utf-8")
     refused(path, "git-lfs pointer", "git lfs pull")
 
 
@@ -325,8 +325,8 @@ def test_head_for_heads(tmp_path, model):
 
 def change(path: Path, **values) -> None:
     """Set values in a JSON file, as its owner may; ... removes one."""
-    found = {**json.loads(path.read_text()), "seal": ..., **values}
-    path.write_text(json.dumps({k: v for k, v in found.items() if v is not ...}))
+    found = {**json.loads(path.read_text(encoding="utf-8")), "seal": ..., **values}
+    path.write_text(json.dumps({k: v for k, v in found.items() if v is not ...}), encoding="utf-8")
 
 
 @pytest.fixture
@@ -351,11 +351,11 @@ def test_folder_with_two_weights_files(tmp_path, state):
 
 
 def test_broken_card(ours):
-    (ours / "model.json").write_text('{"format": 1,')
+    (ours / "model.json").write_text('{"format": 1,', encoding="utf-8")
     refused(ours, "model.json", "not valid JSON", "Fetch or write it again")
     (ours / "model.json").write_bytes(b"\xff\xfe\x00")
     refused(ours, "model.json", "not valid JSON")
-    (ours / "model.json").write_text("[1, 2]")
+    (ours / "model.json").write_text("[1, 2]", encoding="utf-8")
     refused(ours, "model.json", "expected a JSON object, found a list")
 
 
@@ -428,9 +428,9 @@ def test_transformers_config_errors_name_the_folder(theirs, values, said):
 
 def test_other_model_type_with_other_keys(tmp_path):
     save_file({"bert.embeddings.word_embeddings.weight": torch.ones(3, 2)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     refused(tmp_path, "config.json has model_type 'bert'; known are vit, deit", "of transformers")
-    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
     refused(
         tmp_path,
         "model_type 'vit'",
@@ -463,7 +463,7 @@ def shards(theirs):
     where = {key: f"part{i % 2}.safetensors" for i, key in enumerate(sorted(weights))}
     for part in set(where.values()):
         save_file({key: weights[key] for key in where if where[key] == part}, theirs / part)
-    (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}), encoding="utf-8")
     return theirs
 
 
@@ -601,8 +601,8 @@ def test_a_card_that_is_not_json_is_found_before_writing(tmp_path, model):
 
 
 def test_a_file_is_not_written_over_by_a_folder(tmp_path, model):
-    (tmp_path / "taken").write_text("mine")
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
     for to in ("native", "timm", "hf"):
         with pytest.raises(CheckpointError, match="taken: is a file"):
             convert.write(model, tmp_path / "taken", to)
-    assert (tmp_path / "taken").read_text() == "mine"
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"

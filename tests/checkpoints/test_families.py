@@ -88,7 +88,7 @@ def test_a_decoder_beside_a_config_that_says_vit_is_read_too(tmp_path):
     mae = vitlab.create("mae_digits")
     convert.write(mae, tmp_path / "hf", "hf")
     path = tmp_path / "hf" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "vit"}))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"model_type": "vit"}), encoding="utf-8")
     with pytest.raises(vitlab.CheckpointError, match="the decoder's heads cannot be read"):
         vitlab.load(tmp_path / "hf")
     with pytest.warns(UserWarning, match="do not say mask_ratio=0.75, norm_pix=False"):

@@ -797,7 +797,7 @@ REFUSED = {  # model_type of what the table says is not read
 
 def load_folder(folder: HubFolder, path: Path, monkeypatch) -> Network:
     for name, values in folder.files.items():
-        (path / name).write_text(json.dumps(values))
+        (path / name).write_text(json.dumps(values), encoding="utf-8")
     monkeypatch.setattr(foreign, "_read_folder", lambda _: folder.weights())
     return load_with_report(path, allow_nan=True)[0]
 
@@ -832,7 +832,7 @@ def test_sixty_popular_names_of_which_57_load():
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_table_says_is_not_read_is_refused(name, tmp_path):
     assert not BY_NAME[name].loads and BY_NAME[name].note
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": REFUSED[name]}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": REFUSED[name]}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=REFUSED[name]):
         declared.check_known(tmp_path, FAMILIES)
 

@@ -127,9 +127,9 @@ def test_a_size_is_written_once(size, tmp_path):
     small = dict(image_size=16, patch_size=8, depth=1, mlp_ratio=1.0, classes=2)
     model = vitlab.create(f"vit_{size}", **small)
     convert.write(model, tmp_path / size, "timm")
-    config = json.loads((tmp_path / size / "config.json").read_text())
+    config = json.loads((tmp_path / size / "config.json").read_text(encoding="utf-8"))
     config |= {"architecture": f"vit_{size}_patch16_224", "model_args": {"img_size": 16}}
-    (tmp_path / size / "config.json").write_text(json.dumps(config))
+    (tmp_path / size / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for path in (tmp_path / size, tmp_path / size / "model.safetensors"):
         assert load_with_report(path)[0].config.heads == SIZES[size][2]["heads"]
 
@@ -204,8 +204,8 @@ def test_a_tensor_that_networks_rarely_lack_must_be_said_to_be_absent(key, optio
 )
 def test_a_config_that_contradicts_its_weights_is_refused(wrong, saved, tmp_path):
     convert.write(saved[0], tmp_path / "hf", "hf")
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **wrong}))
+    config = json.loads((tmp_path / "hf" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **wrong}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"the config says|do not fit a grid of 8x8"):
         vitlab.load(tmp_path / "hf")
 
@@ -215,9 +215,9 @@ def test_fillers_are_no_labels_and_labels_must_fit_the_classes(saved, tmp_path):
     model.labels = None
     convert.write(model, tmp_path / "hf", "hf")
     assert vitlab.load(tmp_path / "hf").labels is None
-    card = json.loads((folder / "model.json").read_text())
+    card = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     del card["seal"]
-    (folder / "model.json").write_text(json.dumps({**card, "labels": ["a", "b"]}))
+    (folder / "model.json").write_text(json.dumps({**card, "labels": ["a", "b"]}), encoding="utf-8")
     with pytest.raises(ValueError, match="list of 7 names"):
         vitlab.load(folder)
 

@@ -120,7 +120,7 @@ def test_guessed_heads_are_said(tmp_path):
 def test_timm_folders_come_back_as_they_were(pooling, ratio, tmp_path):
     model = vitlab.create("vit_base", image_size=32, **SMALL, pooling=pooling, mlp_ratio=ratio).eval()
     convert.write(model, tmp_path, "timm")
-    args = json.loads((tmp_path / "config.json").read_text())["model_args"]
+    args = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_args"]
     assert int(48 * args["mlp_ratio"]) == model.config.mlp_hidden  # timm cuts off
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(vitlab.load(tmp_path)(images), model(images))
@@ -140,9 +140,9 @@ TIMM = {
 @pytest.mark.parametrize(("says", "args"), TIMM.items())
 def test_timm_arguments_that_are_not_this_network_are_refused(says, args, tmp_path):
     convert.write(vitlab.create("vit_base", image_size=32, **SMALL), tmp_path, "timm")
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["model_args"] |= args
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ValueError, match=says):
         vitlab.load(tmp_path)
 
@@ -150,10 +150,10 @@ def test_timm_arguments_that_are_not_this_network_are_refused(says, args, tmp_pa
 def test_timms_clip_names_tell_eps_and_activation(tmp_path):
     model = vitlab.create("vit_base", image_size=32, **SMALL, norm_pre=True, patch_bias=False)
     convert.write(model, tmp_path, "timm")
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     del config["vitlab"], config["model_args"]["act_layer"]
     config["architecture"] = "vit_base_patch16_clip_quickgelu_224"
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     loaded = vitlab.load(tmp_path)
     assert (loaded.config.norm.eps, loaded.config.mlp.activation) == (1e-5, "quick_gelu")
 

@@ -50,8 +50,10 @@ def test_facts(name):
 def folder(tmp_path, name: str, model, **config):
     convert.write(model, tmp_path / "timm", "timm")
     path = tmp_path / "timm" / "config.json"
-    usual = {k: v for k, v in json.loads(path.read_text()).items() if k in ("num_classes", "pretrained_cfg")}
-    path.write_text(json.dumps({"architecture": name, **usual, **config}))
+    usual = {
+        k: v for k, v in json.loads(path.read_text(encoding="utf-8")).items() if k in ("num_classes", "pretrained_cfg")
+    }
+    path.write_text(json.dumps({"architecture": name, **usual, **config}), encoding="utf-8")
     return tmp_path / "timm"
 
 
@@ -95,7 +97,7 @@ def test_registers_and_mean_of_so150m_and_the_prefix_of_transformers(tmp_path):
     for prefix, more in (("", {}), ("timm_model.", wrapper)):
         state = {prefix + key: value for key, value in load_file(path).items()}
         save_file(state, place / "model.safetensors")
-        (place / "config.json").write_text(json.dumps({**config, **more}))
+        (place / "config.json").write_text(json.dumps({**config, **more}), encoding="utf-8")
         model, report = load_with_report(place)
         assert model.config.head.pooling == "mean" and model.config.positions.prefix_positions == "all"
         assert model.labels is None and report.dialect == "timm"
@@ -115,7 +117,7 @@ def test_a_norm_after_the_class_token(tmp_path):
     model = vitlab.create("vit_base", **options).eval()
     torch.nn.init.normal_(model.head_norm.bias)
     convert.write(model, tmp_path / "timm", "timm")
-    args = json.loads((tmp_path / "timm" / "config.json").read_text())["model_args"]
+    args = json.loads((tmp_path / "timm" / "config.json").read_text(encoding="utf-8"))["model_args"]
     assert (args["fc_norm"], args["global_pool"]) == (True, "token")
     again, _ = load_with_report(tmp_path / "timm")
     assert again.config.head.pooling == "class_norm" and again.norm is None

@@ -86,7 +86,7 @@ def stranger(model):
 def files(stranger, tmp_path):
     """(weights, table)"""
     torch.save({"model": stranger, "epoch": 3}, tmp_path / "strange.pth")
-    (tmp_path / "keys.toml").write_text(TABLE)
+    (tmp_path / "keys.toml").write_text(TABLE, encoding="utf-8")
     return tmp_path / "strange.pth", tmp_path / "keys.toml"
 
 
@@ -121,11 +121,11 @@ def test_an_option_given_to_load_wins_over_the_table(files, model):
 
 def test_what_the_table_does_not_say_is_assumed_aloud(files):
     weights, table = files
-    table.write_text(TABLE.replace("eps = 1e-5\n", ""))
+    table.write_text(TABLE.replace("eps = 1e-5\n", ""), encoding="utf-8")
     _, report = load_with_report(weights, map=table)
     assert len(report.notes) == 1
     assert report.notes[0] == "keys.toml does not say eps=1e-06: assumed. [model] in it can say otherwise."
-    table.write_text(TABLE.replace("mean = [0.1, 0.2, 0.3]\nstd = [0.4, 0.5, 0.6]\n", ""))
+    table.write_text(TABLE.replace("mean = [0.1, 0.2, 0.3]\nstd = [0.4, 0.5, 0.6]\n", ""), encoding="utf-8")
     (note,) = load_with_report(weights, map=table)[1].notes
     assert note.startswith("keys.toml does not say mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5): assumed. [preprocess]")
     assert load_with_report(weights, map=table, preprocess=dict(mean=(0, 0, 0), std=(1, 1, 1)))[1].notes == []
@@ -187,7 +187,7 @@ WRONG = {
 @pytest.mark.parametrize("text, said", WRONG.values(), ids=WRONG)
 def test_a_wrong_table_is_told(files, text, said):
     weights, table = files
-    table.write_text(text)
+    table.write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
         vitlab.load(weights, map=table)
     assert f"{table}: " in str(caught.value)
@@ -216,14 +216,14 @@ UNFIT = {
 def test_a_table_that_does_not_fit_the_weights_is_told(files, old, new, said):
     weights, table = files
     assert old in TABLE
-    table.write_text(TABLE.replace(old, new))
+    table.write_text(TABLE.replace(old, new), encoding="utf-8")
     with pytest.raises(CheckpointError, match=f"(?s)strange.pth.*({said})"):
         vitlab.load(weights, map=table)
 
 
 def test_an_ignored_key_is_not_called_unknown(files):
     weights, table = files
-    table.write_text(TABLE.replace('"norm.*" = "last_norm.*"', ""))
+    table.write_text(TABLE.replace('"norm.*" = "last_norm.*"', ""), encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
         vitlab.load(weights, map=table)
     assert "2 key(s) are not known" in str(caught.value)
@@ -235,7 +235,7 @@ def test_a_table_for_a_folder_of_another_model_type(files, model, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     weights.rename(folder / "pytorch_model.bin")
-    (folder / "config.json").write_text('{"model_type": "strange"}')
+    (folder / "config.json").write_text('{"model_type": "strange"}', encoding="utf-8")
     assert torch.equal(logits(vitlab.load(folder, map=table)), logits(model))
 
 
@@ -249,7 +249,7 @@ def test_command_line(files, model, tmp_path, command):
 
 def test_command_line_error(files, tmp_path, command):
     weights, table = files
-    table.write_text(TABLE.replace("heads = 4", "haeds = 4"))
+    table.write_text(TABLE.replace("heads = 4", "haeds = 4"), encoding="utf-8")
     done = command("convert", weights, tmp_path / "out", "--map", table, code=2)
     assert done.stderr.strip() == f"vitlab: error: {table}: [model] has no option 'haeds'. Did you mean 'heads'?"
     assert not (tmp_path / "out").exists()

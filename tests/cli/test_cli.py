@@ -35,7 +35,7 @@ def test_training_imports_neither_the_compiler_nor_what_few_runs_need():
     """Each of these takes a second or two."""
     heavy = {"torch._dynamo", "scipy", "sklearn", "matplotlib", "transformers", "wandb", "tensorboard"}
     code = f"import sys, vitlab.cli.train; sys.exit(', '.join(sys.modules.keys() & {heavy}) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 
@@ -55,10 +55,10 @@ def test_starting_takes_less_than_a_third_of_a_second():
 
 
 def test_the_installed_command_helps_and_fails_in_one_line(command):
-    text = subprocess.run([VITLAB, "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([VITLAB, "--help"], capture_output=True, text=True, check=True, encoding="utf-8").stdout
     for verb in ("inspect", "models", "predict", "convert"):
         assert verb in text
-    failed = subprocess.run([VITLAB, "inspect", "vit_bse"], capture_output=True, text=True)
+    failed = subprocess.run([VITLAB, "inspect", "vit_bse"], capture_output=True, text=True, encoding="utf-8")
     assert failed.returncode == 2
     assert failed.stderr.startswith("vitlab: error: there is no model named 'vit_bse'.") and failed.stdout == ""
     assert command("--version").stdout.strip() == f"vitlab {vitlab.__version__}"
@@ -148,11 +148,11 @@ def test_wrong_input_gets_a_clear_error(command, args, says):
 
 def test_convert_does_not_write_over_what_is_there(command, checkpoint, tmp_path):
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("precious")
+    (tmp_path / "full" / "thesis.txt").write_text("precious", encoding="utf-8")
     assert "--force" in command("convert", checkpoint, tmp_path / "full", code=2).stderr
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.txt"]
     command("convert", checkpoint, tmp_path / "full", "--force")
-    assert (tmp_path / "full" / "thesis.txt").read_text() == "precious"
+    assert (tmp_path / "full" / "thesis.txt").read_text(encoding="utf-8") == "precious"
 
 
 def test_a_model_that_a_layout_cannot_hold_is_refused_and_nothing_is_written(command, tmp_path):
@@ -166,13 +166,13 @@ def test_a_model_that_a_layout_cannot_hold_is_refused_and_nothing_is_written(com
 def test_a_script_can_read_how_training_went(command, tmp_path):
     told = command("train", "digits", "run.epochs=3", "model.depth=1", f"run.dir={tmp_path}", "--json")
     found = json.loads(told.stdout)
-    kept = json.loads((tmp_path / "result.json").read_text())
+    kept = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert found["top1"] == kept["top1"] and found["model"] == str(tmp_path / "best") and "epoch 3 of 3" in told.stderr
     *files, loss, ended = json.loads(command("doctor", tmp_path, "--json").stdout)
     assert all(row["ok"] for row in files) and files[0]["says"].startswith("last: whole")
     assert loss["ok"] and "training loss" in loss["says"] and ended == {"ok": True, "says": "the run is finished"}
-    for number, line in enumerate(lines := (tmp_path / "log.jsonl").read_text().splitlines()):
+    for number, line in enumerate(lines := (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()):
         event = json.loads(line)
         lines[number] = json.dumps(event | ({"loss": 3.0} if event["kind"] == "train" else {}))
-    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert "has not fallen" in command("doctor", tmp_path, code=1).stdout

@@ -116,7 +116,7 @@ def test_completing_imports_neither_torch_nor_numpy():
     code = "import sys\nfrom vitlab.cli import complete as c\n"
     code += "for ask in (c.models, c.checkpoints, c.recipes, c.sources, c.exercises, c.runs): ask('')\n"
     code += "import vitlab.cli.main\nsys.exit(' '.join({'torch', 'numpy'} & sys.modules.keys()) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 
@@ -126,7 +126,9 @@ def test_bash_itself_completes(tmp_path):
     environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # so that the shell is named, not guessed
     script = 'eval "$(vitlab --show-completion bash)"; COMP_WORDS=(vitlab predict bundled : ci); COMP_CWORD=4; '
     script += '_vitlab_completion vitlab; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, encoding="utf-8"
+    )
     assert done.stdout.strip() == "cifar10", done.stderr
 
 
@@ -136,9 +138,11 @@ FILES = {"bash": ".bash_completions/vitlab.sh", "zsh": ".zfunc/_vitlab", "fish":
 @pytest.mark.parametrize(("shell", "file"), FILES.items())
 def test_completion_is_installed(tmp_path, shell, file):
     environment = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run([VITLAB, "--install-completion", shell], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [VITLAB, "--install-completion", shell], capture_output=True, text=True, env=environment, encoding="utf-8"
+    )
     assert done.returncode == 0 and f"{shell} completion installed" in done.stdout, done
-    assert "_VITLAB_COMPLETE" in (tmp_path / file).read_text()
+    assert "_VITLAB_COMPLETE" in (tmp_path / file).read_text(encoding="utf-8")
 
 
 def test_layouts_are_those_of_the_writers():

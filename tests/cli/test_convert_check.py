@@ -40,7 +40,10 @@ def without_digests(target: Path) -> None:
     """As a writer that is wrong from the start: its digests are of what it wrote."""
     card = target / "model.json"
     if card.is_file():
-        card.write_text(json.dumps({**json.loads(card.read_text()), "digests": None, "seal": None}))
+        card.write_text(
+            json.dumps({**json.loads(card.read_text(encoding="utf-8")), "digests": None, "seal": None}),
+            encoding="utf-8",
+        )
 
 
 def add_to_head(target: Path, amount: float) -> None:

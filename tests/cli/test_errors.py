@@ -48,7 +48,7 @@ def test_anything_else_is_a_bug(failing, error):
 def test_a_usage_error_needs_no_torch():
     code = "import sys; sys.argv = ['vitlab', 'train', '--minuts', '3']\nfrom vitlab.cli.main import run\ntry: run()\n"
     code += "except SystemExit as end: sys.exit(3 if 'torch' in sys.modules else end.code)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 2 and "--minutes" in done.stderr
 
 

@@ -72,7 +72,7 @@ def numbers(path) -> dict[str, np.ndarray]:
 def test_help_needs_no_torch():
     code = "import sys; sys.argv = ['vitlab', 'explain', 'attention', '--help']\nfrom vitlab.cli.main import run\n"
     code += "try: run()\nexcept SystemExit: sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert "--query" in done.stdout and "--heads" in done.stdout
 
@@ -327,7 +327,7 @@ def test_an_unsure_foreground_is_said(run, made):
 
 
 def test_what_cannot_be_read_is_reported_and_the_rest_goes_on(run, made, tmp_path):
-    (tmp_path / "no.png").write_text("not a picture")
+    (tmp_path / "no.png").write_text("not a picture", encoding="utf-8")
     done = run("rollout", checkpoint(made), "missing.png", made.pictures[0], "no.png", "--json", code=1)
     first, second, third = json.loads(done.stdout)["images"]
     assert "no such file" in first["error"] and second["label"] in LABELS and "not an image" in third["error"]

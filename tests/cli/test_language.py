@@ -151,7 +151,7 @@ def test_what_a_newcomer_meets_first_is_in_chinese(command, in_chinese, tmp_path
     (tmp_path / "prices.csv").write_text("image,price\na.png,2.5\n", encoding="utf-8")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     for name in ("text.png", "text.pth"):
-        (tmp_path / name).write_text("hello, this is no picture and no model, only words\n")
+        (tmp_path / name).write_text("hello, this is no picture and no model, only words\n", encoding="utf-8")
     told = command(*args, code=code).stderr
     for part in says:
         assert part in told

@@ -80,7 +80,9 @@ def test_from_own_pictures_to_an_answer_over_http(home, command, monkeypatch):
 def served(home: Path, model: str, picture: str) -> tuple[dict, str]:
     """Start the server, open its page, ask it, and end it as a system does."""
     command = [VITLAB, "serve", model, "--port", "0", "--threads", "1"]
-    with subprocess.Popen(command, cwd=home, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=home, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as server:
         try:
             assert server.stderr is not None
             lines = []

@@ -49,7 +49,7 @@ def test_without_a_photo_it_is_the_cat_and_without_the_server_it_ends(command, t
 
 
 def test_mistakes_are_told_in_one_line(command, tmp_path):
-    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "text.jpg").write_text("no image", encoding="utf-8")
     for args, words in (
         ([tmp_path / "text.jpg"], "not an image"),
         ([tmp_path / "none.jpg"], "none.jpg"),

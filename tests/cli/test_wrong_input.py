@@ -15,7 +15,7 @@ VITLAB = Path(sys.executable).parent / "vitlab"
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "text.txt").write_text("hello\n")
+    (tmp_path / "text.txt").write_text("hello\n", encoding="utf-8")
     (tmp_path / "bytes").write_bytes(bytes(range(256)))
     return tmp_path
 
@@ -122,5 +122,5 @@ def test_ctrl_c_is_told_in_one_line(command, monkeypatch):
 def test_output_that_nobody_reads_any_more(tmp_path):
     """vitlab models | head -1, with the list that needs no torch"""
     script = f"'{VITLAB}' models --hub | head -1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, encoding="utf-8")
     assert done.stdout.startswith("name") and "Traceback" not in done.stderr and "Exception" not in done.stderr

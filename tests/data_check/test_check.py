@@ -185,9 +185,11 @@ def test_a_run_keeps_its_corrections(result, folder, tmp_path, command, monkeypa
     done = command("train", folder, *settings, "--apply", table)
     note = "corrections applied: train 4 left out and 1 relabelled"
     assert note in done.stdout
-    assert note in Path("run/log.jsonl").read_text() and note in Path("run/report.html").read_text()
+    assert note in Path("run/log.jsonl").read_text(encoding="utf-8") and note in Path("run/report.html").read_text(
+        encoding="utf-8"
+    )
     assert Path("run/cleaned.csv").read_bytes() == table.read_bytes()
-    assert 'apply = "run/cleaned.csv"' in Path("run/recipe.toml").read_text()
+    assert 'apply = "run/cleaned.csv"' in Path("run/recipe.toml").read_text(encoding="utf-8")
     table.unlink()  # the run has its own
     assert "run" in command("train", "--resume", "run").stdout
     assert any(note in text for text in vitlab.evaluate("run/best", folder).notes)
@@ -328,8 +330,8 @@ def tagged(tmp_path_factory) -> Path:
     (folder / "broken.png").write_bytes(b"no image")
     tags += [tags[6].replace("5.png", "copy.png"), "broken.png,box"]
     sizes += ["copy.png,7", "broken.png,1"]
-    (folder / "tags.csv").write_text("\n".join(tags))
-    (folder / "sizes.csv").write_text("\n".join(sizes))
+    (folder / "tags.csv").write_text("\n".join(tags), encoding="utf-8")
+    (folder / "sizes.csv").write_text("\n".join(sizes), encoding="utf-8")
     return folder
 
 
@@ -338,7 +340,9 @@ def test_each_label_of_several_is_examined_by_itself(tagged, tmp_path):
     wrong = {result.images[d.image].path for d in result.doubtful if result.classes[d.label] == "disc"}
     assert wrong == {"3.png", "17.png", "40.png", "61.png"}
     assert not result.suspects and result.kind == "labels" and len(result.unreadable) == 1
-    listed = [line.partition(",")[2].split(";") for line in (tagged / "tags.csv").read_text().splitlines()[1:]]
+    listed = [
+        line.partition(",")[2].split(";") for line in (tagged / "tags.csv").read_text(encoding="utf-8").splitlines()[1:]
+    ]
     assert result.counts["train"] == [sum(name in row for row in listed) for name in result.classes]
     (copy,) = (copy for copy in result.duplicates if copy.kind == "same file")
     assert {result.images[copy.image].path, result.images[copy.of].path} == {"5.png", "copy.png"}
@@ -360,6 +364,6 @@ def test_numbers_are_not_examined_and_the_images_are(tagged, tmp_path):
     (conflict,) = (copy for copy in result.conflicts if copy.kind == "same file")
     assert result.images[conflict.image].label == "7"
     table = tmp_path / "out" / "cleaned.csv"
-    table.write_text(table.read_text(encoding="utf-8-sig").replace("drop", "relabel", 1))
+    table.write_text(table.read_text(encoding="utf-8-sig").replace("drop", "relabel", 1), encoding="utf-8")
     with pytest.raises(DataError, match=r"relabel is for images of one class each.*keep or drop"):
         open_data(str(tagged / "sizes.csv"), columns=TargetColumns(target="size"), apply=str(table))

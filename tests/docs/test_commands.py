@@ -205,7 +205,7 @@ def here(tmp_path, monkeypatch) -> Iterator[Path]:
     for name in FILES:
         (tmp_path / name).touch()
     for name, text in TABLES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
 

@@ -206,7 +206,7 @@ def test_the_command_draws_a_map_for_each_sentence(place, taught, run, tmp_path)
     assert told["cosine"][0] == pytest.approx(cosines.tolist(), abs=1e-5)
     drawn = np.asarray(Image.open(tmp_path / "explain-relevance.png").convert("RGB"))
     assert drawn.std() > 10
-    page = (tmp_path / "explain-relevance.html").read_text()
+    page = (tmp_path / "explain-relevance.html").read_text(encoding="utf-8")
     assert "a red square" in page and "a blue square" in page
     said = run("relevance", checkpoint, picture, "--text", "a red square", "--method", "grad_cam", "-o", "one.png").out
     assert "written: one.png" in said and "100 %" not in said  # one sentence alone is no choice

@@ -542,7 +542,7 @@ def vit(folder: Any, **options: Any) -> Any:
     theirs = randomise(hf.ViTForImageClassification(hf.ViTConfig(**settings)))
     theirs.save_pretrained(folder)
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 48}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     return theirs
 
 
@@ -628,7 +628,9 @@ def test_transformers_own_image_processor_is_used(tmp_path, pictures):
     folder.mkdir()
     vit(folder)
     path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "image_mean": [0.1, 0.2, 0.3]}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text(encoding="utf-8")), "image_mean": [0.1, 0.2, 0.3]}), encoding="utf-8"
+    )
     ours = vitlab.load(folder)
     assert diff(ours, f"transformers:{folder}", pictures).equal
     ours.preprocess = Preprocess((32, 48))

@@ -187,7 +187,7 @@ def test_nearest_pictures_of_a_folder(tmp_path):
     paths = [tmp_path / "deep" / f"{i}.png" if i % 2 else tmp_path / f"{i}.png" for i in range(7)]
     for path in paths:
         Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(path)
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("no picture", encoding="utf-8")
     query = Image.fromarray(rng.integers(0, 256, (32, 48, 3), dtype=np.uint8))
     found = nearest(model, [query, paths[3]], tmp_path, k=4, batch_size=3)
     with torch.no_grad():

@@ -75,7 +75,7 @@ def test_two_models(subject):
 
 
 def test_what_cannot_be_read_is_left_out_or_raised(tmp_path):
-    (tmp_path / "no.png").write_text("not an image")
+    (tmp_path / "no.png").write_text("not an image", encoding="utf-8")
     part = open_subject(NAME, [str(tmp_path / "no.png"), *SAMPLES], skip_unreadable=True)
     assert list(part.failed) == [str(tmp_path / "no.png")] and part.sources == SAMPLES
     with pytest.raises(ImageError, match=r"no\.png"):

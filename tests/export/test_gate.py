@@ -85,10 +85,10 @@ def test_wrong_mean_and_std_in_the_metadata_are_caught(tiny, tmp_path, monkeypat
     model_metadata = pipeline.model_metadata
     monkeypatch.setattr(pipeline, "model_metadata", wrong)
     path = tmp_path / "model.pt2"
-    path.write_text("an older file")
+    path.write_text("an older file", encoding="utf-8")
     with pytest.raises(ExportMismatchError, match=r"preprocesses images differently from the model: mean .*std"):
         export_model(tiny(), path, compare=Comparison(images=16))
-    assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]
+    assert path.read_text(encoding="utf-8") == "an older file" and list(tmp_path.iterdir()) == [path]
     assert not export_model(tiny(), path, compare=Comparison(images=16), force=True).passed
     assert open_export(path).preprocess.mean == (0.4,) * 3  # type: ignore[union-attr]
 

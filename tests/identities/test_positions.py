@@ -161,7 +161,9 @@ def made():
 @pytest.mark.parametrize("size", NEW.values(), ids=NEW)
 def test_a_timm_folder_is_resized_with_antialiasing(size, made, tmp_path):
     convert.write(made(), tmp_path / "timm", "timm")
-    assert "resize_rule" not in json.loads((tmp_path / "timm" / "config.json").read_text())["model_args"]
+    assert (
+        "resize_rule" not in json.loads((tmp_path / "timm" / "config.json").read_text(encoding="utf-8"))["model_args"]
+    )
     check_resized(tmp_path / "timm", size, "bicubic_antialias")
 
 

@@ -145,7 +145,7 @@ def test_digits_are_read_without_scipy():
     code = (
         "import sys; from vitlab.images.datasets import open_data; open_data('digits'); print('scipy' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout.strip() == "False"
 
 
@@ -637,7 +637,7 @@ def test_an_unlabelled_test_folder_is_noted(tmp_path):
 
 def flat(root: Path) -> None:
     picture(root / "1.png")
-    (root / "labels.csv").write_text("path,label\n")
+    (root / "labels.csv").write_text("path,label\n", encoding="utf-8")
 
 
 def two_levels(root: Path) -> None:
@@ -667,7 +667,10 @@ def val_with(**counts: int):
 BAD_FOLDERS = {
     "empty": (lambda root: None, "the folder is empty. Put the images of each class into a folder of its own"),
     "flat": (flat, "1 images lie directly in it, without class folders", "Or pass the table: "),
-    "only text": (lambda root: (root / "readme.txt").write_text(""), "no class folders and no images"),
+    "only text": (
+        lambda root: (root / "readme.txt").write_text("", encoding="utf-8"),
+        "no class folders and no images",
+    ),
     "one class": (lambda root: class_folders(root, {"cat": 3}), "only one class, 'cat'"),
     "one level too high": (two_levels, "only one class", "pictures?"),
     "no pictures": (other_files, "no images in its 2 folders (files there end in .heic; read are .jpg"),
@@ -774,16 +777,16 @@ def test_csv_with_splits_and_numbers(tmp_path, separator):
 
 
 def test_csv_classes_file_fixes_names_and_order(tmp_path):
-    (tmp_path / "classes.txt").write_text("zebra\nant\nemu\n")
+    (tmp_path / "classes.txt").write_text("zebra\nant\nemu\n", encoding="utf-8")
     numbers = open_data(table(tmp_path, "path,label\n1.png,0\n2.png,1\n3.png,0\n4.png,1\n"))
     assert numbers.classes == ["zebra", "ant", "emu"] and "train has no images of 1 of the 3" in numbers.notes[0]
     named = open_data(table(tmp_path, "path,label\n1.png,zebra\n2.png,ant\n3.png,zebra\n4.png,ant\n"))
     assert sorted(named.train.labels.tolist() + named.val.labels.tolist()) == [0, 0, 1, 1]
     assert "line 3: label 3 is outside the 3 classes" in error(table(tmp_path, "path,label\n1.png,0\n2.png,3\n"))
     assert "line 2: label 'cow' is not among" in error(table(tmp_path, "path,label\n1.png,cow\n2.png,ant\n"))
-    (tmp_path / "classes.txt").write_text("a\na\n")
+    (tmp_path / "classes.txt").write_text("a\na\n", encoding="utf-8")
     assert "names 'a' twice" in error(table(tmp_path, "path,label\n1.png,0\n"))
-    (tmp_path / "classes.txt").write_text("\n")
+    (tmp_path / "classes.txt").write_text("\n", encoding="utf-8")
     assert "classes.txt: is empty" in error(table(tmp_path, "path,label\n1.png,0\n"))
 
 

@@ -162,13 +162,13 @@ def test_groups_follow_their_images(tmp_path):
 def test_groups_by_a_column(tmp_path):
     photos(tmp_path, [f"{i}.png" for i in range(24)])
     rows = [f"{i}.png,{'ab'[i % 2]},P{i // 3}" for i in range(24)]
-    (tmp_path / "t.csv").write_text("path,label,Patient\n" + "\n".join(rows))
+    (tmp_path / "t.csv").write_text("path,label,Patient\n" + "\n".join(rows), encoding="utf-8")
     data = open_data(str(tmp_path / "t.csv"), val_fraction=0.25, files=FileOptions(group="patient"))
     ids = [{int(d.name_of(i).split("/")[-1][:-4]) // 3 for i in range(len(d))} for d in (data.train, data.val)]
     assert not ids[0] & ids[1] and len(ids[0] | ids[1]) == 8
     with pytest.raises(DataError, match=r"no column doctor, which data.group names \(found path, label, patient\)"):
         open_data(str(tmp_path / "t.csv"), files=FileOptions(group="doctor"))
-    (tmp_path / "t.csv").write_text("path,label,patient\n0.png,a,\n1.png,b,P\n")
+    (tmp_path / "t.csv").write_text("path,label,patient\n0.png,a,\n1.png,b,P\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 2: the group is empty"):
         open_data(str(tmp_path / "t.csv"), files=FileOptions(group="patient"))
 

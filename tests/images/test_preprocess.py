@@ -139,7 +139,7 @@ def test_a_saved_preprocessor_config_gives_the_same_pixels(name):
 def test_what_we_write_for_transformers_gives_the_same_pixels_there(name, tmp_path):
     ours = PAIRS[name][0]
     config = hf.preprocessor_for(ours)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
     kind = {"ViTImageProcessor": ViTImageProcessorPil, "BitImageProcessor": BitImageProcessorPil}
     processor = kind[config["image_processor_type"]].from_pretrained(tmp_path)
     for size in SIZES:

@@ -36,7 +36,7 @@ def test_a_source_is_opened_once(monkeypatch):
 def test_an_image_with_captions_has_its_first_as_a_label(tmp_path):
     for i in range(4):
         Image.new("RGB", (9, 7), (20 * i, 0, 0)).save(tmp_path / f"{i}.png")
-        (tmp_path / f"{i}.txt").write_text(f"number {i}\nanother caption\n")
+        (tmp_path / f"{i}.txt").write_text(f"number {i}\nanother caption\n", encoding="utf-8")
     sample = samples.open_sample(f"{tmp_path}#0")
     assert sample.label == f"number {sample.image.getpixel((0, 0))[0] // 20}"
 

@@ -57,7 +57,9 @@ def test_splits_of_each_folder_are_joined(tmp_path):
 def test_tables_and_folders_and_numbers(tmp_path):
     folder = photos(tmp_path / "f", [f"{c}/{i}.png" for c in ("2", "10") for i in range(3)])
     photos(tmp_path / "t", [f"{i}.png" for i in range(6)])
-    (tmp_path / "t" / "list.csv").write_text("path,label\n" + "\n".join(f"{i}.png,{i % 3}" for i in range(6)))
+    (tmp_path / "t" / "list.csv").write_text(
+        "path,label\n" + "\n".join(f"{i}.png,{i % 3}" for i in range(6)), encoding="utf-8"
+    )
     data = open_data(f"{folder},{tmp_path / 't' / 'list.csv'}", val_fraction=0.3)
     assert data.classes == ["0", "1", "2", "10"]
     assert len(data.train) + len(data.val) == 12
@@ -134,7 +136,7 @@ def test_lists(tmp_path, kind):
 
 def test_class_numbers_behind_a_space(tmp_path):
     photos(tmp_path, ["my photos/a 1.png", "my photos/b.png", "c.png", "d.png"])
-    (tmp_path / "val.txt").write_text("my photos/a 1.png 0\nmy photos/b.png 1\nc.png\t0\nd.png 1\n")
+    (tmp_path / "val.txt").write_text("my photos/a 1.png 0\nmy photos/b.png 1\nc.png\t0\nd.png 1\n", encoding="utf-8")
     data = open_data(str(tmp_path / "val.txt"), val_fraction=0.5)
     seen = {**contents(data.train), **contents(data.val)}
     assert {os.path.relpath(path, tmp_path): label for path, label in seen.items()} == {
@@ -148,7 +150,7 @@ def test_class_numbers_behind_a_space(tmp_path):
 def test_missing_files_are_counted_and_named(tmp_path):
     photos(tmp_path, ["a/1.png", "b/1.png"])
     lines = ["a/1.png,a", "b/1.png,b", *(f"a/{i}.png,a" for i in range(2, 9))]
-    (tmp_path / "l.txt").write_text("\n".join(lines))
+    (tmp_path / "l.txt").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(DataError, match=r"7 of its files do not exist:\n  line 3: .*2\.png\n  line 4: .*\n  line 5: "):
         open_data(str(tmp_path / "l.txt"))
 
@@ -168,6 +170,6 @@ def test_missing_files_are_counted_and_named(tmp_path):
 )
 def test_lists_that_cannot_be_used(tmp_path, name, text, says):
     photos(tmp_path / "in", ["a/1.png", "b/1.png", "../x.png"])
-    (tmp_path / "in" / name).write_text(text)
+    (tmp_path / "in" / name).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=says):
         open_data(str(tmp_path / "in" / name))

@@ -167,7 +167,7 @@ def test_names_as_labels(tmp_path, form):
 
 @pytest.mark.parametrize("form", ["cls", "txt", "json"])
 def test_classes_file_names_the_numbers(tmp_path, form):
-    (tmp_path / "classes.txt").write_text("emu\nant\n")
+    (tmp_path / "classes.txt").write_text("emu\nant\n", encoding="utf-8")
     write(tmp_path / "a.tar", samples([1, 0, 1, 1], label=form))
     data = open_data(str(tmp_path / "a.tar"))
     assert data.classes == ["emu", "ant"] and sorted([*data.train.labels, *data.val.labels]) == [0, 1, 1, 1]
@@ -196,7 +196,7 @@ def test_the_index_is_made_once_and_again_when_the_shard_changes(tmp_path, monke
     path = write(tmp_path / "a.tar", samples([0, 1, 0, 1]))
     first = index_of(path)
     stored = tmp_path / "a.tar.index.json"
-    assert json.loads(stored.read_text())["names"] == ["0000.png", "0001.png", "0002.png", "0003.png"]
+    assert json.loads(stored.read_text(encoding="utf-8"))["names"] == ["0000.png", "0001.png", "0002.png", "0003.png"]
     assert not (tmp_path / "cache").exists() and sorted(p.name for p in tmp_path.iterdir()) == ["a.tar", stored.name]
     with monkeypatch.context() as patch:
         patch.setattr(shards, "_scan", lambda *args: pytest.fail("scanned again"))
@@ -212,9 +212,9 @@ def test_the_index_is_made_once_and_again_when_the_shard_changes(tmp_path, monke
 def test_a_damaged_index_is_made_anew(tmp_path, content):
     path = write(tmp_path / "a.tar", samples([0, 1, 0, 1]))
     first = index_of(path)
-    (tmp_path / "a.tar.index.json").write_text(content)
+    (tmp_path / "a.tar.index.json").write_text(content, encoding="utf-8")
     assert index_of(path) == first
-    assert json.loads((tmp_path / "a.tar.index.json").read_text())["sizes"] == first.sizes
+    assert json.loads((tmp_path / "a.tar.index.json").read_text(encoding="utf-8"))["sizes"] == first.sizes
 
 
 def test_the_index_goes_to_the_cache_where_the_folder_cannot_be_written(tmp_path, monkeypatch):

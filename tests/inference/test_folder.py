@@ -27,7 +27,7 @@ def photos(tmp_path):
     for number, name in enumerate(("a.png", "b.png", "deep/a.png", "deep/=cmd(1).png", "deep/er/ü 字.png")):
         Image.fromarray((digits[number] * 15.9).astype(np.uint8)).save(folder / name)
     (folder / "broken.jpg").write_bytes(b"no image at all")
-    (folder / "notes.txt").write_text("not an image")
+    (folder / "notes.txt").write_text("not an image", encoding="utf-8")
     return folder
 
 
@@ -78,7 +78,7 @@ def test_csv_parses_back_to_the_predictions(photos, tmp_path, run):
     run("bundled:digits", photos, "--csv", tmp_path / "x.parquet", code=2)
     hostile = vitlab.inference.Prediction("=HYPERLINK(1).png", [("a", 1.0)])
     write_predictions([hostile], tmp_path / "hostile.csv")
-    assert "\n'=HYPERLINK(1).png,a,1.0,\n" in (tmp_path / "hostile.csv").read_text()
+    assert "\n'=HYPERLINK(1).png,a,1.0,\n" in (tmp_path / "hostile.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("table", ["list.txt", "list.csv", "piped"])
@@ -106,7 +106,7 @@ def test_sorted_copies_lose_nothing_and_never_collide(photos, tmp_path, run):
     run("bundled:digits", photos, "--sort", target, code=1)
     assert contents(photos) == before  # copies
     labels = {p.name: p.label for p in vitlab.predict("bundled:digits", photos) if p.label is not None}
-    copies = json.loads((target / LISTING).read_text())["copies"]
+    copies = json.loads((target / LISTING).read_text(encoding="utf-8"))["copies"]
     assert {name: target / copy for name, copy in copies.items()} == {
         name: target / label / (target / copies[name]).name for name, label in labels.items()
     }
@@ -140,7 +140,7 @@ def test_equal_names_get_numbers_and_a_new_class_moves_only_the_copy(tmp_path):
 def test_a_folder_of_others_is_refused_before_anything_is_computed(photos, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "mine.txt").write_text("mine")
+    (other / "mine.txt").write_text("mine", encoding="utf-8")
     for target, message in (
         (other, "is not empty"),
         (other / "mine.txt", "is a file"),
@@ -153,8 +153,8 @@ def test_a_folder_of_others_is_refused_before_anything_is_computed(photos, tmp_p
     with pytest.raises(UsageError, match="copies image files"):
         SortedFolder(tmp_path / "new", ["digits#3"])
     (other / "mine.txt").unlink()
-    (other / LISTING).write_text('{"copies": {"x": "../../etc/passwd"}}')
+    (other / LISTING).write_text('{"copies": {"x": "../../etc/passwd"}}', encoding="utf-8")
     assert SortedFolder(other, []).copies == {}  # nothing outside is ever touched
-    (other / LISTING).write_text("{")
+    (other / LISTING).write_text("{", encoding="utf-8")
     with pytest.raises(UsageError, match="damaged"):
         SortedFolder(other, [])

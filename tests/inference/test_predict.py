@@ -89,7 +89,7 @@ def test_sources_may_come_from_a_generator_and_be_none_at_all(model):
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_bad_pictures_are_reported_in_their_place_and_the_others_go_on(model, tmp_path, batch_size):
     text = tmp_path / "text.jpg"
-    text.write_text("not a picture")
+    text.write_text("not a picture", encoding="utf-8")
     buffer = io.BytesIO()
     picture(60, 70).save(buffer, "JPEG")
     cut = Image.open(io.BytesIO(buffer.getvalue()[:1000]))  # Pillow finds out only when the pixels are asked for
@@ -189,7 +189,7 @@ def files(tmp_path_factory) -> tuple[Path, list[Path]]:
 def test_json_holds_good_and_bad_files_and_stderr_names_the_bad_one(files, model, command, tmp_path):
     checkpoint, good = files
     bad = tmp_path / "bad [x].jpg"
-    bad.write_text("not a picture")
+    bad.write_text("not a picture", encoding="utf-8")
     out, err = command("predict", checkpoint, good[0], bad, good[1], "--json", "--top", 3, code=1)
     first, broken, second = json.loads(out)
     assert str(bad) in err and "1 of 3" in err

@@ -391,7 +391,7 @@ def test_a_loss_alone_is_no_multiple_of_another(tmp_path):
 
 def test_own_layers_of_earlier_exercises_can_be_imported(tmp_path):
     for name in ("attention", "mlp"):
-        (tmp_path / f"{name}.py").write_text(EXERCISES[name].solution())
+        (tmp_path / f"{name}.py").write_text(EXERCISES[name].solution(), encoding="utf-8")
     code = changed(
         "block",
         ("from vitlab.layers.attention import Attention", "from attention import Attention"),

@@ -43,16 +43,16 @@ def test_a_learners_way(monkeypatch, capsys, tmp_path):
     assert code == 0 and file.is_file() and "vitlab learn attention attention.py" in out
     assert "http://127.0.0.1:8000/#step=scores" in out.splitlines()[-1]
     wrong = EXERCISES["attention"].solution().replace(" / d**0.5", "")
-    file.write_text('print("my own words")\n' + wrong)
+    file.write_text('print("my own words")\n' + wrong, encoding="utf-8")
     code, out, err = run(monkeypatch, capsys, "attention", "attention.py", "--lang", "zh")
     hint = next(m for m in known_mistakes("attention") if m.name == "no scale")
     assert code == 1 and hint.zh in out and "还没有通过" in out and err == "my own words\n"
     code, out, _ = run(monkeypatch, capsys, "attention", "--solution")
-    file.write_text(out)
+    file.write_text(out, encoding="utf-8")
     code, out, _ = run(monkeypatch, capsys, "attention", "attention.py")
     assert code == 0 and "right, on every size" in out and "Next: vitlab learn patch-embed" in out
     assert states(tmp_path)["attention"] == ("attention.py", "done")
-    file.write_text(file.read_text() + "\n")
+    file.write_text(file.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     assert states(tmp_path)["attention"] == ("attention.py", "changed")
 
 
@@ -62,12 +62,12 @@ def test_an_endless_loop_and_a_crash_end_with_a_word(monkeypatch, capsys):
         .solution()
         .replace("x = self.fc1(x)", "while True:\n            x = x + 0\n        x = self.fc1(x)")
     )
-    Path("loop.py").write_text(loop)
+    Path("loop.py").write_text(loop, encoding="utf-8")
     code, out, _ = run(monkeypatch, capsys, "mlp", "loop.py", "--seconds", "1")
     assert code == 1 and "stopped after 1 s" in out
     line = next(n for n, text in enumerate(loop.splitlines(), 1) if "x + 0" in text)
     assert f"line {line}: x = x + 0" in out or f"line {line - 1}: while True:" in out
-    Path("crash.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    Path("crash.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", encoding="utf-8")
     code, out, _ = run(monkeypatch, capsys, "mlp", "crash.py", "--json")
     found = json.loads(out)
     assert code == 1 and found["kinds"] == ["not passed", "crashed"] and "SIGSEGV" in found["lines"][1]
@@ -97,8 +97,8 @@ ODD = [  # how the file differs, what is said of it, a part of the words
 def test_odd_files_get_a_clear_word(change, key, said, tmp_path):
     code = EXERCISES["mlp"].solution()
     file = tmp_path / "mlp.py"
-    file.write_text(change(code))
-    assert file.read_text() != code
+    file.write_text(change(code), encoding="utf-8")
+    assert file.read_text(encoding="utf-8") != code
     verdict = grade(EXERCISES["mlp"], *examine(file, *prepare(EXERCISES["mlp"])))
     assert verdict.keys[1] == key and said in "\n".join(verdict.lines("en"))
     assert len(verdict.lines("zh")) == len(verdict.lines("en"))
@@ -109,11 +109,11 @@ def test_what_is_right_of_a_half_written_file_is_said(tmp_path):
     exercise = EXERCISES["positions"]
     cut = "first, patches = self.table[:, :1], self.table[:, 1:]"
     half = exercise.solution().replace(cut, "raise NotImplementedError")
-    (tmp_path / "positions.py").write_text(half)
+    (tmp_path / "positions.py").write_text(half, encoding="utf-8")
     verdict = grade(exercise, *examine(tmp_path / "positions.py", *prepare(exercise)))
     assert verdict.keys == ["not passed", "right so far", "to write", "at"]
     assert "the first 2 of" in verdict.lines("en")[1] and verdict.lines("en")[2].startswith("resized is still")
-    (tmp_path / "positions.py").write_text(half.replace("by_column.sin()", "by_row.sin()"))
+    (tmp_path / "positions.py").write_text(half.replace("by_column.sin()", "by_row.sin()"), encoding="utf-8")
     verdict = grade(exercise, *examine(tmp_path / "positions.py", *prepare(exercise)))
     assert "difference" in verdict.keys and "to write" not in verdict.keys
 
@@ -122,7 +122,7 @@ def test_a_vector_of_another_length_is_named(tmp_path):
     code = (
         EXERCISES["block"].solution().replace("self.norm2 = nn.LayerNorm(width", "self.norm2 = nn.LayerNorm(2 * width")
     )
-    (tmp_path / "block.py").write_text(code)
+    (tmp_path / "block.py").write_text(code, encoding="utf-8")
     verdict = grade(EXERCISES["block"], *examine(tmp_path / "block.py", *prepare(EXERCISES["block"])))
     assert verdict.keys[1] == "weight shape" and "weight norm2.weight is 30 in your class" in verdict.lines("en")[1]
 
@@ -130,7 +130,7 @@ def test_a_vector_of_another_length_is_named(tmp_path):
 def test_a_hint_comes_before_the_error_that_it_explains(tmp_path):
     """The mean over the heads has d numbers a token, so proj stops; that they are averaged is measured."""
     code = EXERCISES["attention"].solution().replace("x.transpose(1, 2).reshape(B, N, D)", "x.mean(dim=1)")
-    (tmp_path / "attention.py").write_text(code)
+    (tmp_path / "attention.py").write_text(code, encoding="utf-8")
     verdict = grade(EXERCISES["attention"], *examine(tmp_path / "attention.py", *prepare(EXERCISES["attention"])))
     assert verdict.keys == ["not passed", "mistake", "measured stop", "forward", "at", "sizes"]
     assert verdict.mistakes == ["heads averaged"]
@@ -138,16 +138,16 @@ def test_a_hint_comes_before_the_error_that_it_explains(tmp_path):
 
 def test_the_line_of_an_error_is_the_learners(tmp_path):
     code = EXERCISES["attention"].solution().replace("q @ k.transpose(-2, -1)", "q @ k")
-    (tmp_path / "attention.py").write_text(code)
+    (tmp_path / "attention.py").write_text(code, encoding="utf-8")
     verdict = grade(EXERCISES["attention"], *examine(tmp_path / "attention.py", *prepare(EXERCISES["attention"])))
     line = next(n for n, text in enumerate(code.splitlines(), 1) if "q @ k" in text)
     assert f"in attention.py, line {line}: scores = q @ k" in "\n".join(verdict.lines("en"))
 
 
 def test_a_starter_is_never_written_over(monkeypatch, capsys):
-    Path("mlp.py").write_text("mine")
+    Path("mlp.py").write_text("mine", encoding="utf-8")
     code, out, _ = run(monkeypatch, capsys, "mlp")
-    assert code == 0 and Path("mlp.py").read_text() == "mine" and "already here" in out
+    assert code == 0 and Path("mlp.py").read_text(encoding="utf-8") == "mine" and "already here" in out
     assert states(Path())["mlp"] == ("mlp.py", "begun")
     code, out, _ = run(monkeypatch, capsys, "mlp", "--print", "--lang", "zh")
     assert out == EXERCISES["mlp"].starter("zh") and "练习 3/8" in out
@@ -178,10 +178,10 @@ def test_wrong_names_and_files_are_refused(monkeypatch, capsys):
 
 
 def test_notes_that_are_broken_are_no_notes(tmp_path):
-    (tmp_path / NOTES).write_text("[]")
+    (tmp_path / NOTES).write_text("[]", encoding="utf-8")
     assert {state for _, state in states(tmp_path).values()} == {"open"}
     file = tmp_path / "mine.py"
-    file.write_text("x")
+    file.write_text("x", encoding="utf-8")
     remember(EXERCISES["vit"], file)
     assert states(tmp_path)["vit"] == ("mine.py", "done")
     file.unlink()

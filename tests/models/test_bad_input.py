@@ -130,8 +130,8 @@ class TestPredict:
         assert [p.error is None for p in found] == [True, False, True]
 
     def test_a_file_opened_as_text(self, tmp_path):
-        (tmp_path / "a.txt").write_text("a\nb\n")
-        with (tmp_path / "a.txt").open() as file, refuses("mode 'rb'"):
+        (tmp_path / "a.txt").write_text("a\nb\n", encoding="utf-8")
+        with (tmp_path / "a.txt").open(encoding="utf-8") as file, refuses("mode 'rb'"):
             vitlab.predict(small(), file)
 
     @pytest.mark.parametrize(

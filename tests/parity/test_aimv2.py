@@ -60,7 +60,7 @@ def test_stored_outputs_of_timm_agree(folder, tmp_path):
             "model_args": {"num_heads": 4},
             "pretrained_cfg": {"input_size": [3, 32, 32]},
         }
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model, report = load_with_report(tmp_path if folder else path, **({} if folder else {"heads": 4}))
     assert report.dialect == "timm" and report.counts()["matched"] == len(model.state_dict())
     with torch.inference_mode():
@@ -74,6 +74,6 @@ def test_another_pooling_of_timm_is_refused(pooling, tmp_path):
     path, _ = unpack("timm_aimv2", tmp_path)
     path.rename(tmp_path / "model.safetensors")
     config = {"architecture": "aimv2_large_patch14_224", "model_args": {"num_heads": 4, "global_pool": pooling}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(vitlab.CheckpointError, match=f"global_pool='{pooling}' is not known"):
         vitlab.load(tmp_path)

@@ -123,7 +123,7 @@ def test_apples_own_files(tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     text = {**TEXT, "max_context_length": CONTEXT, "eos_token_id": END}
     config = {"model_type": "aimv2", "projection_dim": 17, "vision_config": VISION, "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model, report = load_with_report(tmp_path)
     assert report.dialect == "apple"
     agree(model, theirs, images, ids)
@@ -140,7 +140,7 @@ def test_apples_own_image_encoder(tmp_path):
     prefix = "image_encoder."
     state = {k.removeprefix(prefix): v for k, v in apples_names(theirs.state_dict()).items() if k.startswith(prefix)}
     save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "aimv2", **VISION}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "aimv2", **VISION}), encoding="utf-8")
     model, images = vitlab.load(tmp_path), torch.randn(2, 3, 28, 49)
     close(model.forward_features(images), theirs.vision_model(images).last_hidden_state)
     close(model(images), theirs.vision_model(images).pooler_output)
@@ -151,7 +151,9 @@ def test_a_folder_with_its_tokenizer_answers_in_words(tmp_path):
     theirs = their_model({}, {"vocab_size": tokenizer.vocab, "eos_token_id": tokenizer.end_id}, 1.0)
     theirs.save_pretrained(tmp_path / "hf")
     for name, content in tokenizer.to_two_files().items():
-        (tmp_path / "hf" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        (tmp_path / "hf" / name).write_text(
+            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+        )
     ours = vitlab.load(tmp_path / "hf")
     assert torch.equal(ours.tokenizer(["a cat", "two"]), tokenizer(["a cat", "two"]))
     convert.write(ours, tmp_path / "back", "hf")
@@ -171,13 +173,13 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path):
         vitlab.load(tmp_path / "text")
     theirs.save_pretrained(tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     for changed, message in (
         ({"max_logit_scale": 50.0}, "max_logit_scale 50"),
         ({"projection_dim": 16}, "embed_dim=16 but the weights have 17"),
         ({"text_config": {**config["text_config"], "num_attention_heads": "3"}}, "num_attention_heads"),
     ):
-        path.write_text(json.dumps({**config, **changed}))
+        path.write_text(json.dumps({**config, **changed}), encoding="utf-8")
         with pytest.raises(CheckpointError, match=message):
             vitlab.load(tmp_path / "hf")
     mean = vitlab.create("aimv2_lit_digits", **{"image.pooling": "mean"})

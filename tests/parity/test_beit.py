@@ -95,7 +95,7 @@ def test_stored_outputs_of_timm_agree(name, folder, tmp_path):
     if folder:
         path.rename(tmp_path / "model.safetensors")
         config = {"architecture": f"{name[5:]}_base_patch16_224", "pretrained_cfg": {"input_size": [3, 32, 32]}}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model, report = load_with_report(tmp_path if folder else path)
     assert report.dialect == "timm" and report.counts()["matched"] == len(model.state_dict())
     with torch.inference_mode():

@@ -136,10 +136,10 @@ def test_the_wrong_activation_shows(tmp_path):
     """The checks above can fail: with the other one they do."""
     theirs = their_clip()
     theirs.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     for part in ("text_config", "vision_config"):
         config[part]["hidden_act"] = "gelu"
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.warns(AssumedWarning):
         ours = vitlab.load(tmp_path)
     with pytest.raises(AssertionError):
@@ -258,9 +258,9 @@ def test_the_activation_is_asked_for_and_never_guessed(tmp_path):
     model, _ = load_with_report(path, activation="gelu", **TOLD)
     convert.write(model, tmp_path / "folder", "open_clip")
     beside = tmp_path / "folder" / "open_clip_config.json"
-    config = json.loads(beside.read_text())
+    config = json.loads(beside.read_text(encoding="utf-8"))
     del config["model_cfg"]["quick_gelu"]
-    beside.write_text(json.dumps(config))
+    beside.write_text(json.dumps(config), encoding="utf-8")
     assert vitlab.load(tmp_path / "folder").config == model.config  # in open_clip's configs that means GELU
     convert.write(model, tmp_path / "hf", "hf")
     bare = tmp_path / "hf" / "model.safetensors"
@@ -328,11 +328,11 @@ def test_a_config_of_other_weights_is_noticed(tmp_path):
         ("hf", "config.json", (), "projection_dim"),
     ):
         convert.write(model, tmp_path / to, to)
-        config = whole = json.loads((tmp_path / to / beside).read_text())
+        config = whole = json.loads((tmp_path / to / beside).read_text(encoding="utf-8"))
         for key in part:
             config = config[key]
         config[name] += 1
-        (tmp_path / to / beside).write_text(json.dumps(whole))
+        (tmp_path / to / beside).write_text(json.dumps(whole), encoding="utf-8")
         with pytest.raises(CheckpointError, match=r"do not belong together|do not fit"):
             vitlab.load(tmp_path / to)
 
@@ -342,7 +342,7 @@ def test_an_open_clip_network_that_is_another_one_is_refused(tmp_path):
     model, _ = load_with_report(path, activation="gelu", **TOLD)
     convert.write(model, tmp_path / "folder", "open_clip")
     beside = tmp_path / "folder" / "open_clip_config.json"
-    plain = json.loads(beside.read_text())
+    plain = json.loads(beside.read_text(encoding="utf-8"))
     for part, name, value in (
         ("text_cfg", "no_causal_mask", True),
         ("vision_cfg", "pool_type", "avg"),
@@ -350,7 +350,7 @@ def test_an_open_clip_network_that_is_another_one_is_refused(tmp_path):
     ):
         before = dict(plain["model_cfg"][part])
         plain["model_cfg"][part] |= {name: value}
-        beside.write_text(json.dumps(plain))
+        beside.write_text(json.dumps(plain), encoding="utf-8")
         said = "a ResNet of CLIP's own" if name == "layers" else f"{part}.{name}"
         with pytest.raises(CheckpointError, match=said):
             vitlab.load(tmp_path / "folder")

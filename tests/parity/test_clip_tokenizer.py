@@ -77,9 +77,11 @@ def test_their_tokenizer_json_is_read_by_us(small, tmp_path):
 
 def test_numbers_of_openais_vocabulary(tmp_path):
     """What transformers gave with the whole of it; we read the stored part, in which each token has its number."""
-    stored = json.loads((Path(__file__).parent.parent / "data" / "golden" / "clip_vocabulary_part.json").read_text())
+    stored = json.loads(
+        (Path(__file__).parent.parent / "data" / "golden" / "clip_vocabulary_part.json").read_text(encoding="utf-8")
+    )
     assert stored["texts"] == TEXTS
-    (tmp_path / "vocab.json").write_text(json.dumps(stored["vocab"]))
+    (tmp_path / "vocab.json").write_text(json.dumps(stored["vocab"]), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *stored["merges"], ""]), encoding="utf-8")
     ours = Tokenizer.read(tmp_path)
     assert (ours.start_id, ours.end_id, ours.context) == (49406, 49407, 77)
@@ -93,7 +95,7 @@ def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", str(folder), "open_clip_torch"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, encoding="utf-8")
     except subprocess.TimeoutExpired:
         pytest.skip("open_clip's wheel, which holds the full vocabulary, could not be fetched within a minute")
     wheels = list(folder.glob("*.whl"))
@@ -114,7 +116,7 @@ def test_the_full_vocabulary(pairs, tmp_path):
     letters = [chr(n) for n in bytes_in_order] + [chr(256 + n) for n in range(256 - len(bytes_in_order))]
     words = [*letters, *(c + "</w>" for c in letters), *(line.replace(" ", "") for line in lines)]
     words += ["<|startoftext|>", "<|endoftext|>"]
-    (tmp_path / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(words)}))
+    (tmp_path / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(words)}), encoding="utf-8")
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
     theirs = hf.CLIPTokenizer.from_pretrained(tmp_path)
     same(ours, theirs)

@@ -81,8 +81,8 @@ def test_theirs_read_by_us_and_written_back(name, more, tmp_path):
 def test_a_wrong_eps_shows(tmp_path):
     theirs = randomise(hf.CLIPVisionModel(hf.CLIPVisionConfig(**TOWER, layer_norm_eps=1e-4)))
     theirs.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-5}))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-5}), encoding="utf-8")
     images = torch.randn(2, 3, 40, 40)
     with torch.inference_mode():
         wrong = load_with_report(tmp_path)[0](images)
@@ -119,8 +119,8 @@ def test_bare_files_say_what_is_assumed_or_ask(tmp_path):
         vitlab.load(tmp_path / "projected" / "model.safetensors", heads=3)
     model, _ = load_with_report(tmp_path / "projected" / "model.safetensors", heads=3, activation="gelu")
     assert model.config.mlp.activation == "gelu" and model.config.norm.eps == 1e-5
-    config = json.loads((tmp_path / "projected" / "config.json").read_text())
-    (tmp_path / "projected" / "config.json").write_text(json.dumps({**config, "projection_dim": 13}))
+    config = json.loads((tmp_path / "projected" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "projected" / "config.json").write_text(json.dumps({**config, "projection_dim": 13}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="embed_dim=13 but the weights have 12"):
         vitlab.load(tmp_path / "projected")
 
@@ -137,7 +137,7 @@ def test_several_files_and_pickles(kind, tmp_path):
             keys = sorted(state)
             parts = {f"pytorch_model-0000{n + 1}-of-00002.bin": keys[n::2] for n in range(2)}
             index = {"weight_map": {key: part for part, keys in parts.items() for key in keys}}
-            (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+            (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
         for part, keys in parts.items():
             torch.save({key: state[key] for key in keys}, tmp_path / part)
     assert not (tmp_path / "model.safetensors").exists()
@@ -163,7 +163,7 @@ def open_clip_folder(folder, state, model_cfg):
     torch.save({**state, **BERT}, folder / "open_clip_pytorch_model.bin")
     text = {"hf_model_name": "some/bert", "hf_proj_type": "mlp", "hf_pooler_type": "cls_last_hidden_state_pooler"}
     config = {"model_cfg": {"text_cfg": text, **model_cfg}, "preprocess_cfg": COLOURS}
-    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    (folder / "open_clip_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

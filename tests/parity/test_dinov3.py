@@ -91,7 +91,7 @@ def test_positions_move_in_training_alone(moves, tmp_path):
     torch.testing.assert_close(passes[0], passes[1].pooler_output, atol=1e-5, rtol=0)
     assert torch.equal(passes[0], still) == (moves.get("pos_embed_rescale", 2.0) is None)
     convert.write(ours, tmp_path / "back", "hf")
-    written = json.loads((tmp_path / "back" / "config.json").read_text())
+    written = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
     assert {name: written[name] for name in moves} == moves
 
 
@@ -108,7 +108,7 @@ def test_timm(name, tmp_path):
     cfg = {"input_size": [3, 256, 256], "mean": [0.4] * 3, "std": [0.2] * 3, "interpolation": "bicubic", "crop_pct": 1}
     args = {"embed_dim": 48, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}
     config = {"architecture": TIMM[name], "model_args": args, "pretrained_cfg": cfg, "global_pool": "avg"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     folder, report = load_with_report(tmp_path)
     assert not report.notes and folder.preprocess.size == (32, 32)
     for model in (bare, folder):
@@ -122,7 +122,7 @@ def test_timm(name, tmp_path):
         (dict(model_args={**args, "use_rot_pos_emb": False}), "use_rot_pos_emb=False is not known"),
         (dict(global_pool="map"), "global_pool 'map'"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        (tmp_path / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
         with pytest.raises(vitlab.CheckpointError, match=message):
             vitlab.load(tmp_path)
 
@@ -193,7 +193,7 @@ def test_what_meta_cannot_mean_is_refused(tmp_path):
 
 def test_a_config_is_honoured_or_refused(tmp_path):
     dinov3().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     for changed, message in {
         "model_type": ("vit", "model_type 'vit' beside the weights of a DINOv3"),
         "value_bias": (False, "query_bias true, key_bias false, value_bias false"),
@@ -205,7 +205,7 @@ def test_a_config_is_honoured_or_refused(tmp_path):
         "pos_embed_jitter": (0.5, "position_jitter=0.5 must be a factor of 1"),
         "rope_theta": ("big", "rope_theta 'big'; expected a number above 0"),
     }.items():
-        (tmp_path / "config.json").write_text(json.dumps(config | {changed: message[0]}))
+        (tmp_path / "config.json").write_text(json.dumps(config | {changed: message[0]}), encoding="utf-8")
         with pytest.raises(vitlab.CheckpointError, match=re.escape(message[1])):
             vitlab.load(tmp_path)
 
@@ -222,12 +222,14 @@ def test_the_convolutional_variants_are_refused_in_words(tmp_path):
 def test_images_are_read_as_its_processor_does(tmp_path):
     dinov3().save_pretrained(tmp_path)
     assert vitlab.load(tmp_path).preprocess.how == "stretch"
-    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "DINOv3ViTImageProcessorFast"}')
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "DINOv3ViTImageProcessorFast"}', encoding="utf-8"
+    )
     model, report = load_with_report(tmp_path)
     assert model.preprocess.interpolation == "bilinear" and model.preprocess.mean == (0.485, 0.456, 0.406)
     assert model.preprocess.size == (224, 224) and not report.notes
     convert.write(model, tmp_path / "back", "hf")
-    written = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text())
+    written = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text(encoding="utf-8"))
     assert written["image_processor_type"] == "DINOv3ViTImageProcessorFast" and written["resample"] == 2
 
 

@@ -27,7 +27,7 @@ def folder_of(name, path, **changed):
     """As timm's hub has it."""
     cfg = {"input_size": [3, 224, 224], "mean": [0.4] * 3, "std": [0.2] * 3, "interpolation": "bicubic", "crop_pct": 1}
     config = {"architecture": FILES[name][0], "model_args": SMALL, "pretrained_cfg": cfg}
-    (path / "config.json").write_text(json.dumps(config | changed))
+    (path / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
 
 
 def agrees(model, tensors) -> None:
@@ -234,7 +234,8 @@ def test_a_name_of_another_size_than_the_weights_is_refused(tmp_path):
     path, _ = unpack("timm_eva02", tmp_path)
     path.rename(tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(
-        json.dumps({"architecture": "eva02_base_patch14_224", "model_args": None, "pretrained_cfg": {}})
+        json.dumps({"architecture": "eva02_base_patch14_224", "model_args": None, "pretrained_cfg": {}}),
+        encoding="utf-8",
     )
     with pytest.raises(vitlab.errors.CheckpointError, match="width=768 but the weights have 48"):
         vitlab.load(tmp_path)

@@ -245,7 +245,9 @@ def back_is_equal(model, folder) -> None:
     convert.write(model, folder / "back", "open_clip")
     before, after = (load_file(path / "open_clip_model.safetensors") for path in (folder, folder / "back"))
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
-    source, written = (json.loads((path / CONFIG).read_text())["model_cfg"] for path in (folder, folder / "back"))
+    source, written = (
+        json.loads((path / CONFIG).read_text(encoding="utf-8"))["model_cfg"] for path in (folder, folder / "back")
+    )
     assert source["embed_dim"] == written["embed_dim"]
     names = [config["vision_cfg"].pop("timm_model_name").rsplit("_", 1)[0] for config in (source, written)]
     assert names[0] == names[1]  # up to the size, which the small network's table does not have
@@ -426,7 +428,7 @@ def test_pe_core_in_open_clip(tmp_path, monkeypatch):
     vision = {"image_size": 32, "timm_model_name": "vit_pe_core_tiny_patch16_384", "timm_pool": "map"}
     words = {"context_length": CONTEXT, "vocab_size": VOCAB, "width": TEXT_WIDTH, "heads": 3, "layers": 2}
     cfg = {"embed_dim": 7, "vision_cfg": {**vision, "timm_proj": None}, "text_cfg": words}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": cfg}))
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": cfg}), encoding="utf-8")
     model, report = load_with_report(tmp_path, heads=4)
     assert (model.family, report.dialect, model.config.projection_bias) == ("pe_clip", "open_clip", True)
     close(model.encode_image(tensors["input.images"], normalise=False), tensors["output.logits"])

@@ -22,7 +22,7 @@ def timm_folder(folder, **changed) -> dict[str, Tensor]:
     path.rename(folder / "model.safetensors")
     args = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 4, "patch_size": 8}
     config = {"architecture": "vit_tiny_r_s16_p8_224", "num_classes": 7, "model_args": args, **changed}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return tensors
 
 
@@ -96,7 +96,7 @@ def test_transformers_vit_hybrid_is_refused_by_name(tmp_path):
     save_file(
         {"vit.embeddings.patch_embeddings.projection.weight": torch.zeros(8, 64, 1, 1)}, tmp_path / "model.safetensors"
     )
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit_hybrid"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit_hybrid"}), encoding="utf-8")
     with pytest.raises(ValueError, match="vit_hybrid"):
         vitlab.load(tmp_path)
 
@@ -156,7 +156,7 @@ def test_written_as_timm_has_it(stages, tmp_path, monkeypatch):
     convert.write(model, tmp_path / "back", "timm")
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "back"))
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
-    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    config = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
     assert (config["architecture"], config["model_args"]["patch_size"]) == (name, 1 if stages else 8)
     again, images = vitlab.load(tmp_path / "back"), torch.randn(2, 3, 64, 64)
     assert again.config == model.config

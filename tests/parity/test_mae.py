@@ -273,8 +273,8 @@ def test_convert_checks_what_it_wrote_in_transformers(tmp_path):
 
 def test_a_config_of_other_weights_is_refused(tmp_path):
     their_mae(image_size=32).save_pretrained(tmp_path)
-    says = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**says, "decoder_num_hidden_layers": 5}))
+    says = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**says, "decoder_num_hidden_layers": 5}), encoding="utf-8")
     with pytest.raises(ValueError, match="depth 5 is requested, but the weights have width 32 and depth 2"):
         vitlab.load(tmp_path)
 

@@ -62,7 +62,7 @@ def write_tokenizer(backend: Backend, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "XLMRobertaTokenizer", "model_max_length": 17}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -133,7 +133,7 @@ def test_photos_by_their_processor(max_patches, photos, tmp_path):
     assert grids == [tuple(shape) for shape in inputs["spatial_shapes"].tolist()] and len(set(grids)) > 1
     close(torch.tensor(np.stack([row.vector for row in vitlab.embed(ours, photos)])), expected)
     convert.write(ours, tmp_path / "back", "hf")
-    said = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text())
+    said = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text(encoding="utf-8"))
     assert (said["patch_size"], said["max_num_patches"]) == (8, max_patches)
     back = hf.Siglip2ImageProcessorPil.from_pretrained(tmp_path / "back")(images=photos, return_tensors="pt")
     assert all(torch.equal(back[name], inputs[name]) for name in inputs)
@@ -212,7 +212,7 @@ def test_timms_naflexvit(tmp_path):
     save_file(weights, tmp_path / "model.safetensors")
     bare = vitlab.load(tmp_path / "model.safetensors", heads=4).eval()
     config = {"architecture": "naflexvit_base_patch16_gap", "model_args": {"num_heads": 4, "embed_dim": 48}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for ours in (bare, vitlab.load(tmp_path).eval()):
         assert ours.family == "naflex_vit" and ours.config.tokens.registers == 4 and ours.config.grid == (16, 16)
         images = stored["input.images"]
@@ -221,7 +221,9 @@ def test_timms_naflexvit(tmp_path):
             close(ours.forward_features(images), stored["output.features"])
             mixed = [images[0], torch.randn(3, 64, 16), images[1]]
             close(ours(mixed)[[0, 2]], stored["output.logits"])
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "naflexvit_base_patch16_par_gap"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "naflexvit_base_patch16_par_gap"}), encoding="utf-8"
+    )
     with pytest.raises(CheckpointError, match="naflexvit_base_patch16_par_gap has positions that keep the aspect"):
         vitlab.load(tmp_path)
 
@@ -252,11 +254,11 @@ def test_what_cannot_be_packed_is_refused(tmp_path):
     with pytest.raises(UsageError, match="patch=0"):
         Preprocess(8, "aspect")
     their_naflex().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["vision_config"]["num_patches"] = 24
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(CheckpointError, match="num_patches 24"):
         vitlab.load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "siglip"}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "siglip"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"model_type 'siglip'.*siglip2"):
         vitlab.load(tmp_path)

@@ -290,7 +290,7 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     upright = [ImageOps.exif_transpose(Image.open(photo)).convert("RGB") for photo in photos]  # as load_image does
     inputs = processor(images=upright, return_tensors="pt")
     pixels = inputs["pixel_values"]
-    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     model = getattr(hf, architecture).from_pretrained(folder).eval()
     interpolate = {"interpolate_pos_encoding": True} if "positions" in name and "tips" not in name else {}
     with torch.inference_mode():
@@ -439,7 +439,7 @@ def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, pho
     ids=lambda says: next(iter(says.values())),
 )
 def test_what_a_processor_file_leaves_out_is_as_its_processor_has_it(says, photos, tmp_path):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says), encoding="utf-8")
     kind = next(iter(says.values())).replace("FeatureExtractor", "ImageProcessor")
     processor = getattr(hf, f"{kind}Pil").from_pretrained(tmp_path)
     ours = Preprocess(**preprocess_from(says))
@@ -459,7 +459,7 @@ def test_a_file_that_names_no_processor_is_its_model_types(model_type):
 def test_a_size_that_patches_do_not_divide_is_refused_with_one_that_they_do(dinov2, tmp_path):
     shutil.copytree(dinov2, tmp_path / "odd")
     file = tmp_path / "odd" / "preprocessor_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "crop_size": 256}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "crop_size": 256}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"read at 256x256, which is no multiple of the patch size 14.*252"):
         vitlab.load(tmp_path / "odd")
     assert vitlab.load(tmp_path / "odd", image_size=252).preprocess.size == (252, 252)
@@ -468,8 +468,8 @@ def test_a_size_that_patches_do_not_divide_is_refused_with_one_that_they_do(dino
 def test_a_processor_without_crop_is_said_to_be_cropped_here(dinov2, tmp_path):
     shutil.copytree(dinov2, tmp_path / "open")
     file = tmp_path / "open" / "preprocessor_config.json"
-    says = {**json.loads(file.read_text()), "do_center_crop": False, "size": {"shortest_edge": 224}}
-    file.write_text(json.dumps(says))
+    says = {**json.loads(file.read_text(encoding="utf-8")), "do_center_crop": False, "size": {"shortest_edge": 224}}
+    file.write_text(json.dumps(says), encoding="utf-8")
     with pytest.warns(AssumedWarning, match="the centre square is cut out"):
         vitlab.load(tmp_path / "open")
 

@@ -99,8 +99,10 @@ def timm_folder(tmp_path):
         size = pretrained_cfg["input_size"][1:]
         model = vitlab.create("vit_base", **{**SMALL, "image_size": size, "patch_size": patch_size})
         convert.write(model, tmp_path, "timm")
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "pretrained_cfg": pretrained_cfg}))
+        config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        (tmp_path / "config.json").write_text(
+            json.dumps({**config, "pretrained_cfg": pretrained_cfg}), encoding="utf-8"
+        )
         return load_with_report(tmp_path)[0].preprocess
 
     return make
@@ -135,7 +137,7 @@ def test_a_preprocess_written_for_timm_comes_back(tmp_path):
     model = vitlab.create("vit_base", **SMALL)
     model.preprocess = Preprocess((32, 32), "crop", 40, "lanczos", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     convert.write(model, tmp_path, "timm")
-    says = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    says = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["pretrained_cfg"]
     assert (says["crop_pct"], says["interpolation"], says["mean"]) == (0.8, "lanczos", [0.1, 0.2, 0.3])
     assert load_with_report(tmp_path)[0].preprocess == model.preprocess
 
@@ -162,7 +164,7 @@ USUAL = {
 def test_transformers_folders_get_what_their_kind_usually_has(kind, row, tmp_path):
     build, expected = row
     build().save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_type"] == kind
     assert not (tmp_path / "preprocessor_config.json").exists()
     assert load_with_report(tmp_path)[0].preprocess == expected
 
@@ -247,10 +249,10 @@ def test_labels_keep_the_order_of_their_numbers(tmp_path):
     assert labels_from({"id2label": shuffled}) == names
     config = hf.ViTConfig(**HF, intermediate_size=96, id2label=dict(enumerate(names)))
     hf.ViTForImageClassification(config).save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
+    written = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     in_text_order = dict(sorted(written["id2label"].items()))
     assert list(in_text_order)[:3] == ["0", "1", "10"]
-    (tmp_path / "config.json").write_text(json.dumps({**written, "id2label": in_text_order}))
+    (tmp_path / "config.json").write_text(json.dumps({**written, "id2label": in_text_order}), encoding="utf-8")
     assert load_with_report(tmp_path)[0].labels == names
 
 

@@ -214,7 +214,7 @@ def test_a_timm_folder_and_what_is_saved_of_it(tmp_path):
         "model_args": {"num_heads": [1, 2, 4, 8], "sr_ratios": [8, 4, 2, 1]},
         "pretrained_cfg": {"input_size": [3, 64, 64], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.9},
     }
-    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = vitlab.load(tmp_path / "folder")
     assert model.preprocess.size == (64, 64) and model.preprocess.mean == (0.1,) * 3
     vitlab.save(model, tmp_path / "native")

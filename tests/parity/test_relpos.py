@@ -22,7 +22,7 @@ def test_stored_outputs_agree(name, folder, tmp_path):
     if folder:
         path.rename(tmp_path / "model.safetensors")
         config = {"architecture": f"vit_{name[5:]}_small_patch16_224", "pretrained_cfg": {"input_size": [3, 32, 32]}}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model, report = load_with_report(tmp_path if folder else path, image_size=32)
     assert report.dialect == "timm" and report.counts()["matched"] == len(model.state_dict()) == len(report.rows)
     assert model.config.shared == (name == "timm_srelpos")
@@ -48,7 +48,7 @@ def test_other_kinds_are_written_and_come_back(options, tmp_path):
     model = vitlab.create("vit_relpos_digits", **options).eval()
     notes = convert.write(model, tmp_path, "timm")
     assert [note for note in notes if "eps" in note] == notes and bool(notes) == ("eps" in options)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert ("_rpn_" in config["architecture"]) == ("norm" in options)
     again, images = vitlab.load(tmp_path), torch.randn(2, 1, 8, 12)
     assert again.config.eps == model.config.eps
@@ -77,6 +77,6 @@ def test_another_pooling_is_refused(tmp_path):
     path, _ = unpack("timm_relpos", tmp_path)
     path.rename(tmp_path / "model.safetensors")
     config = {"architecture": "vit_relpos_small_patch16_224", "model_args": {"global_pool": "map"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(vitlab.CheckpointError, match="global_pool='map' is not known"):
         vitlab.load(tmp_path)

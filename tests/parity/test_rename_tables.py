@@ -90,7 +90,7 @@ def write(folder: Path, stranger: nn.Module, norm: str, *, last: bool, more: str
     torch.save(stranger.state_dict(), folder / "stranger.pth")
     line = '"norm.*" = "last.*"' if last else ""
     text = TABLE.format(norm=norm, more=more, last=line, mean=list(MEAN), std=list(STD))
-    (folder / "keys.toml").write_text(text)
+    (folder / "keys.toml").write_text(text, encoding="utf-8")
     return folder / "stranger.pth", folder / "keys.toml"
 
 
@@ -139,9 +139,9 @@ def test_final_norm_counts_and_old_files_load(tmp_path):
         assert with_norm - without == 2 * 16  # a weight and a bias for each channel
     model = vitlab.create("vit_base", **small)
     vitlab.save(model, tmp_path)
-    card = json.loads((tmp_path / "model.json").read_text())
+    card = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
     del card["config"]["norm"]["final_norm"], card["seal"]  # as earlier versions wrote it
-    (tmp_path / "model.json").write_text(json.dumps(card))
+    (tmp_path / "model.json").write_text(json.dumps(card), encoding="utf-8")
     assert vitlab.load(tmp_path).config == model.config
 
 
@@ -155,7 +155,9 @@ def test_a_library_without_the_option_is_not_given_another_network(to, tmp_path)
 def test_timm_has_the_option(tmp_path):
     model = vitlab.create("vit_base", image_size=16, patch_size=8, width=16, depth=1, heads=2, final_norm="no")
     convert.write(model, tmp_path / "out", "timm")
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_args"]["final_norm"] is False
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["model_args"]["final_norm"] is False
+    )
     assert load_with_report(tmp_path / "out")[0].config.final_norm == "no"
     convert.write(model, tmp_path / "bare.safetensors", "timm")
     (row,) = convert.compare("unused", tmp_path / "bare.safetensors", model, changed=False)
@@ -216,7 +218,7 @@ def two_towers(folder: Path, clip: nn.Module, change=lambda text: text) -> tuple
         text = text.replace(f'"{name}', f'"net.{name}').replace(
             '"net.text_projection.weight" =', '"text_projection.weight" ='
         )
-    (folder / "keys.toml").write_text(text)
+    (folder / "keys.toml").write_text(text, encoding="utf-8")
     return folder / "clip.pth", folder / "keys.toml"
 
 

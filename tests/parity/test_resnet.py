@@ -161,7 +161,7 @@ def test_labels_and_preprocess_travel(tmp_path):
         "resample": 3,
         "size": 224,
     }
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     model = vitlab.load(tmp_path)
     assert model.labels == list(names.values())
     colours = dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
@@ -261,7 +261,7 @@ def timm_folder(folder, **changed) -> None:
     save_file(as_torchvision(classifier("50").state_dict()), folder / "model.safetensors")
     cfg = dict(input_size=[3, 224, 224], crop_pct=0.95, interpolation="bicubic", mean=[0.4, 0.5, 0.6], std=[1, 1, 1])
     config = {"architecture": "resnet50", "num_classes": 7, "pretrained_cfg": cfg, **changed}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def test_a_timm_folder_tells_its_preprocess(tmp_path):
@@ -300,7 +300,7 @@ def test_stored_outputs_of_a_resnet_d_agree(tmp_path):
     path.rename(tmp_path / "timm" / "model.safetensors")
     args = {"layers": [1, 1, 1, 1], "channels": [16, 24, 32, 48]}
     config = {"architecture": "resnet26d", "num_classes": 7, "model_args": args}
-    (tmp_path / "timm" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert vitlab.load(tmp_path / "timm").config == c
 
 
@@ -381,8 +381,8 @@ def test_other_networks_are_refused(change, message, tmp_path):
 )
 def test_configs_that_make_it_another_network_are_refused(changed, message, tmp_path):
     classifier("50").save_pretrained(tmp_path)
-    says = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**says, **changed}))
+    says = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**says, **changed}), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         vitlab.load(tmp_path)
 

@@ -122,7 +122,7 @@ def test_timm(name, architecture, pooling, tmp_path):
     weights, tensors = unpack(name)
     save_file(weights, tmp_path / "model.safetensors")
     config = {"architecture": architecture, "global_pool": pooling, "model_args": {"img_size": 32, "num_heads": 4}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = vitlab.load(tmp_path)
     close(model(tensors["input.images"]), tensors["output.logits"])
     close(model.forward_features(tensors["input.images"]), tensors["output.features"])
@@ -156,7 +156,7 @@ def open_clip_folder(folder: Path, **text) -> dict[str, torch.Tensor]:
     weights, tensors = unpack("open_clip_siglip")
     save_file(weights, folder / "open_clip_model.safetensors")
     config = {**OPEN_CLIP, "text_cfg": {**OPEN_CLIP["text_cfg"], **text}}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}), encoding="utf-8")
     return tensors
 
 
@@ -183,7 +183,7 @@ def test_written_to_open_clip(tmp_path, monkeypatch):
     convert.write(model, tmp_path / "back", "open_clip")
     before, after = (load_file(folder / "open_clip_model.safetensors") for folder in (tmp_path, tmp_path / "back"))
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
-    cfg = json.loads((tmp_path / "back" / "open_clip_config.json").read_text())["model_cfg"]
+    cfg = json.loads((tmp_path / "back" / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
     assert cfg["vision_cfg"].pop("timm_model_name") == "vit_little_patch8_siglip_32"
     source = {name: value for name, value in OPEN_CLIP["vision_cfg"].items() if name != "timm_model_name"}
     assert source.items() <= cfg["vision_cfg"].items() and OPEN_CLIP["text_cfg"].items() <= cfg["text_cfg"].items()

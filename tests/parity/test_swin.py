@@ -202,14 +202,14 @@ def test_a_timm_folder(tmp_path):
         "model_args": {"window_size": 4, "embed_dim": 24},
         "pretrained_cfg": {"input_size": [3, 64, 96], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.9},
     }
-    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = vitlab.load(tmp_path / "folder")
     assert (model.config.image_size, model.preprocess.size) == ((64, 96), (64, 96))
     assert model.preprocess.mean == (0.1,) * 3 and model.preprocess.resize == 71
     with torch.inference_mode():
         torch.testing.assert_close(model(tensors["input.images"]), tensors["output.logits"], atol=1e-5, rtol=0)
     config["model_args"]["always_partition"] = True
-    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ValueError, match="always_partition=True is not known"):
         vitlab.load(tmp_path / "folder")
 

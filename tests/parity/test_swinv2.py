@@ -186,7 +186,7 @@ def timm_folder(folder, args, architecture="swinv2_tiny_window8_256", **more):
     path.rename(folder / "model.safetensors")
     cfg = {"input_size": [3, 256, 256], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.9}
     config = {"architecture": architecture, "num_classes": 7, "model_args": args, "pretrained_cfg": cfg, **more}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return tensors
 
 
@@ -299,8 +299,8 @@ def test_names_from_elsewhere(name, size, window, trained):
 )
 def test_configs_that_make_it_another_network_are_refused(changed, message, tmp_path):
     classifier("as trained").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         vitlab.load(tmp_path)
 
@@ -324,6 +324,6 @@ def test_a_timm_name_of_another_size_than_the_weights_is_refused(tmp_path):
     path, _ = unpack("timm_swinv2", tmp_path)
     path.rename(tmp_path / "model.safetensors")
     config = {"architecture": "swinv2_tiny_window8_256", "model_args": None, "pretrained_cfg": {}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ValueError, match="config says width=96 but the weights have"):
         vitlab.load(tmp_path)

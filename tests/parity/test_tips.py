@@ -91,10 +91,10 @@ def test_released_files_have_their_temperature_in_the_config(tmp_path):
     their_tips().save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     save_file({key: value for key, value in weights.items() if key != "temperature"}, tmp_path / "model.safetensors")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "temperature_init_value": 0.25}))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "temperature_init_value": 0.25}), encoding="utf-8")
     assert vitlab.load(tmp_path).scale == 4
-    (tmp_path / "config.json").write_text(json.dumps({**config, "temperature_init_value": 0}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "temperature_init_value": 0}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="temperature_init_value"):
         vitlab.load(tmp_path)
 
@@ -121,7 +121,7 @@ def test_timm(tmp_path):
     config = {"architecture": "vit_base_patch14_reg1_tipsv2", "num_classes": 7}
     config |= {"pretrained_cfg": {"mean": [0.0] * 3, "std": [1.0] * 3, "interpolation": "bilinear"}}
     config["model_args"] = {"embed_dim": 48, "num_heads": 4, "depth": 2, "img_size": 28}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     ours = vitlab.load(tmp_path)
     close(ours.forward_features(tensors["input.images"]), tensors["output.features"])
     close(ours(tensors["input.images"]), tensors["output.logits"])

@@ -217,7 +217,7 @@ def test_labels_and_preprocess_travel(tmp_path):
         "image_mean": [0.1, 0.2, 0.3],
         "image_std": [0.4, 0.5, 0.6],
     }
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     model = vitlab.load(tmp_path)
     assert model.labels == ["猫", "dog", "[bird]"]
     assert model.preprocess.mean == (0.1, 0.2, 0.3)

@@ -65,13 +65,13 @@ def test_a_timm_folder(tmp_path):
         "model_args": {"num_heads": list(HEADS), "wss": [4] * 4},
         "pretrained_cfg": {"input_size": [3, 64, 64]},
     }
-    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = vitlab.load(tmp_path / "folder")
     with torch.inference_mode():
         torch.testing.assert_close(model(tensors["input.images"]), tensors["output.logits"], atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="a Twins is not written as hf: use --to native"):
         convert.write(model, tmp_path / "out", "hf")
     config["model_args"]["wss"] = [4, 4, 7, 7]
-    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ValueError, match="one size in all stages"):
         vitlab.load(tmp_path / "folder")

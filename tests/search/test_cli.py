@@ -111,7 +111,9 @@ def test_a_clip_without_its_tokenizer(clip, command, photos, tmp_path):
     command("index", photos, "-o", tmp_path / "ix", "--model", tmp_path / "clip")
     (tmp_path / "clip" / "tokenizer.json").unlink()
     card = tmp_path / "clip" / "model.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "digests": None, "seal": None}))
+    card.write_text(
+        json.dumps({**json.loads(card.read_text(encoding="utf-8")), "digests": None, "seal": None}), encoding="utf-8"
+    )
     said = command("search", tmp_path / "ix", "a dog", code=2).stderr
     assert "came without its tokenizer" in said and "vitlab convert CHECKPOINT FOLDER --tokenizer FILE" in said
 

@@ -304,15 +304,20 @@ def test_another_folder_is_refused_unless_the_pictures_have_moved(photos, tmp_pa
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda here: (here / "ix").write_text("x"), "is a file. An index is a folder"),
+        (lambda here: (here / "ix").write_text("x", encoding="utf-8"), "is a file. An index is a folder"),
         (lambda here: shutil.copytree(here / "photos", here / "ix"), "not empty and not an index"),
         (
-            lambda here: (here / "ix").mkdir() or (here / "ix" / "pictures.sqlite").write_text("x" * 999),
+            lambda here: (
+                (here / "ix").mkdir() or (here / "ix" / "pictures.sqlite").write_text("x" * 999, encoding="utf-8")
+            ),
             "not a database",
         ),
         (lambda here: shutil.rmtree(here / "photos"), "photos: no such folder"),
         (lambda here: shutil.rmtree(here / "photos") or (here / "photos").mkdir(), "no images in it"),
-        (lambda here: shutil.rmtree(here / "photos") or (here / "photos").write_text("x"), "is a file"),
+        (
+            lambda here: shutil.rmtree(here / "photos") or (here / "photos").write_text("x", encoding="utf-8"),
+            "is a file",
+        ),
     ],
 )
 def test_places_that_will_not_do(make, words, photos, tmp_path):

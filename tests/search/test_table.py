@@ -71,9 +71,12 @@ def test_what_is_of_another_kind_is_left_alone(command, checkpoint, photos, tmp_
     draw(photos / "new.png", 99)
     assert "have changed since" in command("embed", photos, "-o", out, "--model", checkpoint, code=2).stderr
     assert out.read_bytes() == before
-    (tmp_path / "mine.parquet").write_text("my own notes")
+    (tmp_path / "mine.parquet").write_text("my own notes", encoding="utf-8")
     said = command("embed", photos, "-o", tmp_path / "mine.parquet", "--model", checkpoint, code=2).stderr
-    assert "not a table of vitlab embed" in said and (tmp_path / "mine.parquet").read_text() == "my own notes"
+    assert (
+        "not a table of vitlab embed" in said
+        and (tmp_path / "mine.parquet").read_text(encoding="utf-8") == "my own notes"
+    )
     (tmp_path / "empty").mkdir()
     command("embed", tmp_path / "empty", "-o", tmp_path / "x.parquet", "--model", checkpoint, code=2)
 

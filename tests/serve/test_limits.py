@@ -54,7 +54,7 @@ def test_ways_to_ask_wrongly(client, picture, ask):
 def test_words_that_are_none(client, picture, ask, tmp_path):
     good = picture(1)
     secret = tmp_path / "secret.txt"
-    secret.write_text("a {} that nobody may read")
+    secret.write_text("a {} that nobody may read", encoding="utf-8")
     check(ask(client, "/zeroshot", good), 422, "no labels")
     check(ask(client, "/zeroshot", good, labels=" , "), 422, "no labels")
     check(ask(client, "/zeroshot", good, labels="cat,cat"), 422, "'cat' is given twice")

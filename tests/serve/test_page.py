@@ -214,7 +214,7 @@ def test_the_page_is_made_of_files_of_its_own(client):
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
     for entry in page_routes.FILES.iterdir():
         assert client.get(f"/page/files/{entry.name}").status_code == 200
-        assert "http://" not in entry.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in entry.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     for name in ("..%2Fapp.py", "../app.py", "page_queries.py", "x.js"):
         assert client.get(f"/page/files/{name}").status_code == 404
 
@@ -239,15 +239,16 @@ def test_runs_are_followed_line_by_line(serving, tmp_path):
     (tmp_path / "a<b").mkdir()
     log = tmp_path / "a<b" / "log.jsonl"
     log.write_text(
-        '{"kind": "damaged\n' + json.dumps({"kind": "train", "step": 1, "loss": 2.5}) + "\n" + '{"kind": "tr'
+        '{"kind": "damaged\n' + json.dumps({"kind": "train", "step": 1, "loss": 2.5}) + "\n" + '{"kind": "tr',
+        encoding="utf-8",
     )
     client = serving(runs=str(tmp_path))
     assert client.get("/page/runs").json() == ["a<b"]
     found = client.get("/page/runs/a<b").json()
     assert [line["step"] for line in found["lines"]] == [1] and not found["ended"]
-    with log.open("a") as more:
+    with log.open("a", encoding="utf-8") as more:
         more.write('ain", "step": 2, "loss": 2.0}\n')
-    (tmp_path / "a<b" / "result.json").write_text("{}")
+    (tmp_path / "a<b" / "result.json").write_text("{}", encoding="utf-8")
     found = client.get("/page/runs/a<b", params={"after": found["after"]}).json()
     assert [line["step"] for line in found["lines"]] == [2] and found["ended"]
     assert client.get("/page/runs/..").status_code == 404

@@ -30,7 +30,7 @@ class Server:
     def __init__(self, *args: str):
         command = [sys.executable, "-m", "vitlab", "serve", *args, "--port", "0", "--threads", "1"]
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, encoding="utf-8"
         )
         self.said = []
         for line in self.process.stderr:

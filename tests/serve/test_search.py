@@ -129,7 +129,7 @@ def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(se
     hits = {hit["name"]: hit["number"] for hit in ask(client, "/search?top=100", picture(1, 9, 9)).json()["hits"]}
     (photos / "5.png").unlink()
     (photos / "6.png").write_bytes(picture(6, 20, 20))
-    (photos / "7.png").write_text("no picture any more")
+    (photos / "7.png").write_text("no picture any more", encoding="utf-8")
     for name, word in (("5.png", "no such file"), ("6.png", "limit of 200"), ("7.png", "not an image")):
         found = check(client.get(f"/search/pictures/{hits[name]}"), 404, word, "vitlab index")
         assert str(photos) not in str(found)
@@ -217,10 +217,10 @@ def test_the_model_of_an_index_is_found_or_loaded_or_asked_for(models, photos, t
 def test_what_is_no_index_is_refused_before_the_server_starts(command, tmp_path, wrong):
     place = tmp_path / wrong
     if wrong == "file":
-        place.write_text("x")
+        place.write_text("x", encoding="utf-8")
     elif wrong != "nothing":
         place.mkdir()
         if wrong == "damaged":
-            (place / FILE).write_text("no database")
+            (place / FILE).write_text("no database", encoding="utf-8")
     answer = command("serve", "bundled:digits", "--index", place, code=2)
     assert str(place) in answer.stderr and "index" in answer.stderr and "Traceback" not in answer.stderr

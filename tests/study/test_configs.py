@@ -79,7 +79,7 @@ def pretend(monkeypatch):
         keys = ("top1", "val_top1", "loss", "seconds", "images_per_second")
         result = {"split": "test", **dict(zip(keys, drawn, strict=True)), "params": 1234}
         result["seconds"] = 100.0
-        (run / "result.json").write_text(json.dumps(result))
+        (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
         return result
 
     monkeypatch.setattr(runner_module, "fit", fake)
@@ -95,7 +95,7 @@ def same(one: Path, other: Path) -> None:
     a, b = weights(one), weights(other)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[key], b[key]) for key in a)
-    results = [json.loads((run / "result.json").read_text()) for run in (one, other)]
+    results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (one, other)]
     timeless = [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second")} for r in results]
     assert timeless[0] == timeless[1]
 
@@ -114,16 +114,16 @@ def test_the_folder_holds_runs_table_plot_and_what_was_asked(straight):
     assert sorted(p.name for p in straight.iterdir()) == sorted(
         [*NAMES, "plot.png", "results.csv", "study.json", "table.md"]
     )
-    about = json.loads((straight / "study.json").read_text())
+    about = json.loads((straight / "study.json").read_text(encoding="utf-8"))
     assert about["axes"] == {"model.depth": [1, 2], "model.positions": ["learned", "sincos"]}
-    with (straight / "results.csv").open() as file:
+    with (straight / "results.csv").open(encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert [row["run"] for row in found] == NAMES
     for row in found:
-        result = json.loads((straight / row["run"] / "result.json").read_text())
+        result = json.loads((straight / row["run"] / "result.json").read_text(encoding="utf-8"))
         assert float(row["top1"]) == result["top1"] and row["status"] == "finished"
         assert (row["model.depth"], row["model.positions"]) == tuple(re.findall(r"=(\w+)", row["run"]))
-    assert len((straight / "table.md").read_text().splitlines()) == 2 + 4
+    assert len((straight / "table.md").read_text(encoding="utf-8").splitlines()) == 2 + 4
     assert Image.open(straight / "plot.png").size == (1200, 690)
 
 
@@ -144,7 +144,9 @@ def test_interrupted_and_resumed_is_identical_to_the_bit(straight, tmp_path):
     show = StopIn(at=STEPS + 2)  # in the second run
     with pytest.raises(Stopped):
         study_configs("tiny", Recipe(), [*TINY, *GRID], tmp_path / "s", show=show)
-    assert (tmp_path / "s" / "table.md").read_text().count("\n") == 2 + 1  # what is finished can be read already
+    assert (tmp_path / "s" / "table.md").read_text(encoding="utf-8").count(
+        "\n"
+    ) == 2 + 1  # what is finished can be read already
     again = StopIn()
     study = study_configs("tiny", Recipe(), [*TINY, *GRID], tmp_path / "s", show=again)
     assert again.steps == 4 * STEPS - show.steps and show.steps == STEPS + 2
@@ -163,8 +165,11 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(run, tmp_path):
     bad, good = csv.DictReader(io.StringIO(found.out))
     assert (bad["n"], bad["top1"], good["n"]) == ("0", "", "1")
     assert bad["note"].startswith("failed: step ") and "the loss is" in bad["note"]
-    assert float(good["top1"]) == json.loads((tmp_path / "s" / "lr=0.01" / "result.json").read_text())["top1"]
-    with (tmp_path / "s" / "results.csv").open() as file:
+    assert (
+        float(good["top1"])
+        == json.loads((tmp_path / "s" / "lr=0.01" / "result.json").read_text(encoding="utf-8"))["top1"]
+    )
+    with (tmp_path / "s" / "results.csv").open(encoding="utf-8") as file:
         reasons = [row["reason"] for row in csv.DictReader(file)]
     assert "Try optim.lr=" in reasons[0] and reasons[1] == ""
     assert "1 of 2 runs failed" in found.err
@@ -208,7 +213,7 @@ def test_labels_and_numbers_have_no_accuracy_to_compare(tmp_path, pretend):
     for number in range(8):
         Image.new("L", (8, 8), 30 * number).save(tmp_path / f"{number}.png")
     table = tmp_path / "levels.csv"
-    table.write_text("\n".join(["file,level", *(f"{n}.png,{n / 2}" for n in range(8))]))
+    table.write_text("\n".join(["file,level", *(f"{n}.png,{n / 2}" for n in range(8))]), encoding="utf-8")
     settings = ["data.batch_size=2", f"data.source={table}", "data.target=level", "objective.name=regression"]
     with pytest.raises(ValueError, match=r"^depth=1: a study compares accuracies, and .* has a number for each image"):
         study_configs("tiny", Recipe(), [*settings, "model.depth=1,2"], tmp_path / "s")
@@ -245,20 +250,20 @@ def test_stopped_while_it_grows_the_table_keeps_what_was_there(tmp_path, pretend
     monkeypatch.setattr(runner_module, "fit", stop)
     with pytest.raises(Stopped):
         study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2,4"], tmp_path / "s")
-    with (tmp_path / "s" / "results.csv").open() as file:
+    with (tmp_path / "s" / "results.csv").open(encoding="utf-8") as file:
         assert [row["run"] for row in csv.DictReader(file)] == ["depth=2", "depth=4"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, pretend):
-    (tmp_path / "photo.jpg").write_text("")
+    (tmp_path / "photo.jpg").write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no study"):
         study_configs("tiny", Recipe(), ["model.depth=1,2"], tmp_path)
     study_configs("tiny", Recipe(), ["model.depth=1,2"], tmp_path / "s")
     other = to_toml(with_settings(Recipe(), ["model.depth=2", "optim.lr=0.5"]))
-    (tmp_path / "s" / "depth=2" / "recipe.toml").write_text(other)
+    (tmp_path / "s" / "depth=2" / "recipe.toml").write_text(other, encoding="utf-8")
     with pytest.raises(ValueError, match=r"another recipe:\n  optim.lr: 0.5 -> 0.001"):
         study_configs("tiny", Recipe(), ["model.depth=1,2"], tmp_path / "s")
-    (tmp_path / "s" / "study.json").write_text('{"axes": 3}')
+    (tmp_path / "s" / "study.json").write_text('{"axes": 3}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"study.json: cannot be understood"):
         study_configs("tiny", Recipe(), ["model.depth=1,2"], tmp_path / "s")
 
@@ -320,7 +325,7 @@ def test_means_and_spreads_are_numpy_s_over_the_result_files(tmp_path, pretend):
     best = []
     for row in study.rows:
         files = sorted((tmp_path / "s").glob(f"depth={row['model.depth']},*/result.json"))
-        results = [json.loads(file.read_text()) for file in files]
+        results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         assert row["n"] == len(results) == 4
         for key in ("top1", "val_top1", "loss", "seconds", "images_per_second"):
             assert row[key] == pytest.approx(np.mean([r[key] for r in results]), rel=1e-12)
@@ -328,7 +333,7 @@ def test_means_and_spreads_are_numpy_s_over_the_result_files(tmp_path, pretend):
         assert row["params"] == 1234 and isinstance(row["params"], int)
         best.append(np.mean([r["val_top1"] for r in results]))
     assert [i for i, row in enumerate(study.rows) if row["note"] == "best on val"] == [int(np.argmax(best))]
-    lines = (tmp_path / "s" / "table.md").read_text().splitlines()
+    lines = (tmp_path / "s" / "table.md").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("| model.depth | n | top1 | spread | val_top1 | loss | params | seconds |")
     first = study.rows[0]
     assert (
@@ -426,10 +431,12 @@ def test_the_command_prints_the_table_alone_and_resumes(run, tmp_path, pretend):
     command = ["study", "configs", "digits", "model.depth=2,4", "model.positions=learned,sincos", "run.seed=0,1"]
     found = json.loads(run(*command, "--json").out)
     folder = tmp_path / "studies" / "digits-depth-positions-seed"
-    assert len(pretend) == 8 and json.loads((folder / "study.json").read_text())["command"].startswith("vitlab study")
+    assert len(pretend) == 8 and json.loads((folder / "study.json").read_text(encoding="utf-8"))["command"].startswith(
+        "vitlab study"
+    )
     assert [(row["model.depth"], row["n"]) for row in found] == [(2, 2), (2, 2), (4, 2), (4, 2)]
     markdown = run(*command, "--format", "markdown").out
-    assert markdown == (folder / "table.md").read_text() and len(pretend) == 8
+    assert markdown == (folder / "table.md").read_text(encoding="utf-8") and len(pretend) == 8
     for row, read in zip(found, csv.DictReader(io.StringIO(run(*command, "--format", "csv").out)), strict=True):
         assert float(read["top1"]) == row["top1"] and read["model.positions"] == row["model.positions"]
     table = run(*command)
@@ -473,5 +480,5 @@ def test_one_bar_for_the_run_that_is_going_on(capsys):
 def test_help_does_not_import_torch():
     code = "import sys; sys.argv = ['vitlab', 'study', 'configs', '--help']\nfrom vitlab.cli.main import run\n"
     code += "try: run()\nexcept SystemExit: sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0 and "run.seed=0,1,2" in done.stdout

@@ -42,7 +42,10 @@ def test_every_run_takes_the_same_steps_and_judges_the_last_model(study):
     whole = len(open_data("digits").train)
     assert len(runs(study[0])) == 3 * 2 * 2
     for folder in runs(study[0]).values():
-        result, recipe = json.loads((folder / "result.json").read_text()), read_recipe(folder / "recipe.toml")
+        result, recipe = (
+            json.loads((folder / "result.json").read_text(encoding="utf-8")),
+            read_recipe(folder / "recipe.toml"),
+        )
         assert result["steps"] == whole // 64
         assert result["best_epoch"] == recipe.run.epochs == recipe.run.eval_every
         assert recipe.optim.warmup_steps == round(0.1 * result["steps"])
@@ -86,7 +89,7 @@ def test_the_table_is_what_the_runs_say(study):
     ]
     for row in found.rows:
         cells = [found.folder / f"{row['model']},fraction={row['fraction']:g},seed={seed}" for seed in (0, 1)]
-        tops = [json.loads((cell / "result.json").read_text())["top1"] for cell in cells]
+        tops = [json.loads((cell / "result.json").read_text(encoding="utf-8"))["top1"] for cell in cells]
         assert (row["top1"], row["top1_min"], row["top1_max"]) == (fmean(tops), min(tops), max(tops))
     lines = list(csv.DictReader((found.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     assert len(lines) == 12 and {line["seed"] for line in lines} == {"0", "1"}
@@ -174,4 +177,4 @@ def test_a_student_without_a_teacher_gets_one(tmp_path, monkeypatch):
     monkeypatch.setattr("vitlab.study.runner.run_cells", lambda cells, folder, show: iter(()))
     found = study_data_efficiency(DIGITS, "deit", [1.0], folder=tmp_path / "s")
     assert any("resnet is trained, too" in note for note in found.notes)
-    assert json.loads((tmp_path / "s" / "study.json").read_text())["models"] == ["deit", "resnet"]
+    assert json.loads((tmp_path / "s" / "study.json").read_text(encoding="utf-8"))["models"] == ["deit", "resnet"]

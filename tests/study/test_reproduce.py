@@ -174,12 +174,12 @@ def test_a_training_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
     straight = reproduce(claim, tmp_path / "straight", seeds=1, settings=settings)
     with pytest.raises((KeyboardInterrupt, Stopped)):
         reproduce(claim, tmp_path / "killed", seeds=1, settings=settings, show=Interrupting())
-    killed = json.loads((tmp_path / "killed/pooling/result.json").read_text())
+    killed = json.loads((tmp_path / "killed/pooling/result.json").read_text(encoding="utf-8"))
     assert list(killed["values"]) == ["class token"]  # what is done can be read
     resumed = reproduce(claim, tmp_path / "killed", seeds=1, settings=settings)
     assert resumed.values == straight.values and resumed.verdict == "undecided"
     run = tmp_path / "killed/pooling/runs/mean,seed=0/log.jsonl"
-    assert sum(json.loads(line)["kind"] == "start" for line in run.read_text().splitlines()) >= 1
+    assert sum(json.loads(line)["kind"] == "start" for line in run.read_text(encoding="utf-8").splitlines()) >= 1
 
 
 # ---- the claims
@@ -201,9 +201,9 @@ def test_every_claim_runs_in_miniature(name, tmp_path, monkeypatch):
         assert all(0 <= number <= 1 for units in result.values.values() for number in units.values())
     with Image.open(tmp_path / name / "plot.png") as plot:
         assert min(plot.size) > 150 and len(set(plot.convert("L").tobytes())) > 20
-    stored = json.loads((tmp_path / name / "result.json").read_text())
+    stored = json.loads((tmp_path / name / "result.json").read_text(encoding="utf-8"))
     assert read_result(stored).values == result.values and stored["verdict"] == result.verdict
-    page = (tmp_path / name / "report.md").read_text()
+    page = (tmp_path / name / "report.md").read_text(encoding="utf-8")
     assert claim.says.en in page and claim.paper.arxiv in page and f"**{result.verdict}**" in page
 
 
@@ -319,7 +319,7 @@ def test_the_command_in_chinese(command, here, monkeypatch):
     monkeypatch.setenv("VITLAB_LANG", "zh")
     ran = command("reproduce", "patch-order", "--seeds", "2")
     assert "没有位置，图像就只是一袋图块：" in ran.stdout and "第 1 步（共 2 步）" in ran.stderr
-    page = (here / "reproduce/patch-order/report.md").read_text()
+    page = (here / "reproduce/patch-order/report.md").read_text(encoding="utf-8")
     assert "结论：" in page and "verdict" not in page
 
 

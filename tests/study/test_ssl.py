@@ -94,12 +94,12 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(tmp_path, study)
     with pytest.raises(ValueError, match="give one of them"):
         study_ssl(DataRecipe("digits", per_class=3, fraction=0.1), folder=tmp_path / "b")
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "thesis.txt").write_text("mine")
+    (tmp_path / "c" / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no study"):
         study_ssl(DataRecipe("digits"), folder=tmp_path / "c")
     with pytest.raises(ValueError, match="another recipe"):
         study_ssl(DIGITS, ["mae"], **{**study[1], "pretrain": [*PRETRAIN, "optim.lr=0.1"]})
-    assert json.loads((study[0].folder / "study.json").read_text())["study"] == "ssl"
+    assert json.loads((study[0].folder / "study.json").read_text(encoding="utf-8"))["study"] == "ssl"
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_two_files(small, tmp_path):
     for name, text in small.to_two_files().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     texts = ["a dog", "狗 🐶", "the " * 40]
-    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 12}')
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 12}', encoding="utf-8")
     for place in (tmp_path, tmp_path / "vocab.json", tmp_path / "merges.txt"):
         assert torch.equal(Tokenizer.read(place)(texts), small(texts))
     assert Tokenizer.read(tmp_path, context=9, pad_id=3).options == {**small.options, "context": 9, "pad_id": 3}
@@ -139,7 +139,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_damaged_files_are_named(case, tmp_path):
     name, text, says = WRONG[case]
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(TokenizerError, match=says) as caught:
         Tokenizer.read(tmp_path / name)
     assert name in str(caught.value)

@@ -31,7 +31,7 @@ def fit_in_two(in_two_processes):
             try:
                 fit(recipe, run, resume=resume, show=KillAt(kill_at))
             except BaseException as error:
-                run.with_name(f"{run.name}.error{rank}").write_text(str(error))
+                run.with_name(f"{run.name}.error{rank}").write_text(str(error), encoding="utf-8")
                 raise
 
         return in_two_processes(work)

@@ -253,7 +253,7 @@ def command(what, *settings: str, resume=None, minutes=5.0):
 
 def test_recipes_and_resumed_runs_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text('[data]\nsource = "mnist"\n')
+    (tmp_path / "mine.toml").write_text('[data]\nsource = "mnist"\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"cifar10_full is a recipe.* vitlab train cifar10 --minutes 5"):
         command("cifar10_full")
     with pytest.raises(ValueError, match="vitlab train mnist --minutes 5"):
@@ -320,7 +320,7 @@ def test_a_folder_in_eighteen_seconds(tmp_path, monkeypatch, capsys, clock):
     assert not ended.value.code, said.err
     assert seconds <= 18, said.out
     assert "picked model" in said.out and "because" in said.out and "as you set: run.dir" in said.out
-    recipe, result = read_recipe(run / "recipe.toml"), json.loads((run / "result.json").read_text())
+    recipe, result = read_recipe(run / "recipe.toml"), json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert (recipe.run.minutes, recipe.run.seed, recipe.data.source) == (0.3, 3, str(source))
     assert result["top1"] > 0.9 and result["steps"] >= 20
     notes = [line["text"] for line in read_log(run) if line["kind"] == "note"]
@@ -351,7 +351,7 @@ def test_a_run_ends_in_time_though_its_steps_are_slow(tmp_path, clock):
     result = fit(with_settings(Recipe(), slow), tmp_path, show=show)
     assert time.perf_counter() - began <= 6
     assert result["stopped_early"] is True and 0 < result["steps"] < 50 * (1078 // 32)
-    assert json.loads((tmp_path / "result.json").read_text())["stopped_early"] is True
+    assert json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["stopped_early"] is True
     assert any("run.minutes=0.1" in note for note in show.notes)
     assert any("run.minutes=0.1" in line.get("text", "") for line in read_log(tmp_path))
     last, best = (load_file(tmp_path / which / "weights.safetensors") for which in ("last", "best"))

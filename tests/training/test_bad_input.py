@@ -98,8 +98,8 @@ def zebra_in_test(root: Path, monkeypatch) -> Case:
 
 def csv_label_beyond(root: Path, monkeypatch) -> Case:
     class_folders(root / "data", {"x": 3})
-    (root / "data/classes.txt").write_text("cat\ndog\n")
-    (root / "data/list.csv").write_text("path,label\nx/0.png,0\nx/1.png,1\nx/2.png,2\n")
+    (root / "data/classes.txt").write_text("cat\ndog\n", encoding="utf-8")
+    (root / "data/list.csv").write_text("path,label\nx/0.png,0\nx/1.png,1\nx/2.png,2\n", encoding="utf-8")
     return Case(str(root / "data/list.csv"))
 
 
@@ -111,7 +111,7 @@ def shard_label_beyond(root: Path, monkeypatch) -> Case:
             info = tarfile.TarInfo(f"{i}.cls")
             info.size = len(str(label))
             tar.addfile(info, io.BytesIO(str(label).encode()))
-    (root / "data/classes.txt").write_text("cat\ndog\n")
+    (root / "data/classes.txt").write_text("cat\ndog\n", encoding="utf-8")
     return Case(str(root / "data/train-0.tar"))
 
 
@@ -162,7 +162,7 @@ def cifar_checksum(root: Path, monkeypatch) -> Case:
 
 
 def a_text_file(root: Path, monkeypatch) -> Case:
-    (root / "notes.txt").write_text("hello")
+    (root / "notes.txt").write_text("hello", encoding="utf-8")
     return Case(str(root / "notes.txt"))
 
 
@@ -233,7 +233,9 @@ def test_a_folder_that_is_not_there(command, tmp_path, checkpoint):
 def test_the_installed_command_says_it_in_one_line(tmp_path, command, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    installed = subprocess.run([VITLAB, "train", "empty"], capture_output=True, text=True, timeout=100)
+    installed = subprocess.run(
+        [VITLAB, "train", "empty"], capture_output=True, text=True, timeout=100, encoding="utf-8"
+    )
     assert installed.returncode == 2
     for done in (installed, command("eval", "nothing", "empty", code=2)):
         assert done.stdout == ""
@@ -246,7 +248,7 @@ def test_few_labels_keep_their_classes(tmp_path, command):
     class_folders(tmp_path / "data/train", {"cat": 5, "dog": 5})
     class_folders(tmp_path / "data/val", {"cat": 1, "dog": 1})
     command("train", tmp_path / "data", *TINY, "data.per_class=1", f"run.dir={tmp_path / 'run'}")
-    assert json.loads((tmp_path / "run/result.json").read_text())["unreadable"] == 0
+    assert json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))["unreadable"] == 0
 
 
 # Settings and run folders
@@ -278,11 +280,11 @@ def test_an_image_size_that_patches_do_not_fill(tmp_path, command):
 
 def test_run_folders_that_cannot_be_written(tmp_path, command, monkeypatch):
     source = class_folders(tmp_path / "data", {"cat": 3, "dog": 3})
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
         text = command("train", source, *TINY, f"run.dir={place}", code=2).stderr
         assert f"run.dir={place}: {tmp_path / 'file'} is a file" in text and "run.dir=..." in text
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
     monkeypatch.setattr("os.access", lambda *_: False)  # tests may run as root, whom nothing refuses
     text = command("train", source, *TINY, f"run.dir={tmp_path / 'a' / 'b'}", code=2).stderr
     assert f"{tmp_path} cannot be written" in text and not (tmp_path / "a").exists()
@@ -374,7 +376,7 @@ def test_val_is_split_off_as_it_was_in_the_run(tmp_path, command):
     """A run's own model is not judged on pictures that it was trained on."""
     source = class_folders(tmp_path / "data", {"cat": 12, "dog": 12})
     command("train", source, *TINY, "run.seed=5", "data.val_fraction=0.25", f"run.dir={tmp_path / 'run'}")
-    result = json.loads((tmp_path / "run/result.json").read_text())
+    result = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
     found = json.loads(command("eval", tmp_path / "run/best", source, "--json").stdout)
     assert found["split"] == "val" and found["images"] == 6
     assert found["loss"] == pytest.approx(result["loss"], rel=1e-5)

@@ -73,4 +73,4 @@ def test_all_processes_have_the_mean_of_their_statistics_when_they_judge(shardin
             judged[0][name], (value + other) / 2 if value.is_floating_point() else value, msg=name
         )
         assert not value.is_floating_point() or (value - other).abs().max() > 1e-4, name
-    assert json.loads((tmp_path / "two" / "result.json").read_text())["steps"] == 1
+    assert json.loads((tmp_path / "two" / "result.json").read_text(encoding="utf-8"))["steps"] == 1

@@ -153,7 +153,7 @@ def test_the_card_of_clip_tells_its_zero_shot_accuracy(into):
 def test_of_captions_the_card_tells_recall_and_no_path(tmp_path):
     for i in range(12):
         Image.new("RGB", (9, 9), (20 * i, 0, 0)).save(tmp_path / f"{i:02d}.png")
-        (tmp_path / f"{i:02d}.txt").write_text(f"shade {i}")
+        (tmp_path / f"{i:02d}.txt").write_text(f"shade {i}", encoding="utf-8")
     recipe = find_recipe("clip_folder")[1]
     recipe = with_settings(recipe, [*WORDS[:5], f"data.source={tmp_path}", "data.workers=0", "data.batch_size=4"])
     recipe = with_settings(
@@ -165,5 +165,5 @@ def test_of_captions_the_card_tells_recall_and_no_path(tmp_path):
     assert {f"val_{way}_recall{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)} < metrics.keys()
     assert metrics["val_text_to_image_chance1"] == pytest.approx(1 / 4)
     for file in ("recipe.toml", "model.json"):
-        assert str(tmp_path.parent) not in (tmp_path / "into" / "words" / file).read_text()
+        assert str(tmp_path.parent) not in (tmp_path / "into" / "words" / file).read_text(encoding="utf-8")
     assert read_recipe(tmp_path / "into" / "words" / "recipe.toml").data.source == tmp_path.name

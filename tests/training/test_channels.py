@@ -127,7 +127,7 @@ def test_what_only_the_fourth_channel_tells_is_learned_and_without_it_is_not(tmp
     less = train("digits", {**SETTINGS, "data.source": fewer, "run.dir": str(tmp_path / "less")})
     assert less.result["top1"] < 0.9
 
-    card = json.loads((run.model / "model.json").read_text())["preprocess"]
+    card = json.loads((run.model / "model.json").read_text(encoding="utf-8"))["preprocess"]
     data = open_data(source, val_fraction=0.25)
     pixels = np.concatenate([last(data.train.name_of(i)).reshape(-1, 5) for i in range(len(data.train))]) / 65535
     np.testing.assert_allclose(card["mean"], pixels.mean(axis=0), rtol=1e-9)
@@ -160,7 +160,7 @@ def test_the_ladder_starts_from_weights_of_colours(tmp_path, colours, monkeypatc
     torch.testing.assert_close(
         model.patch_embed.proj.weight, adapt_channels(start.patch_embed.proj.weight, 5), rtol=0, atol=0
     )
-    log = (tmp_path / "run" / "log.jsonl").read_text()
+    log = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
     assert "3 channels to 5" in log and "mean and std of each channel" in log
 
 

@@ -47,7 +47,7 @@ def test_digits_are_told_apart_by_sentences_that_were_not_learned(learned):
     run, result = learned
     assert result["judged_by"] == "zero-shot top-1" and result["templates"] == "held_out"
     assert result["top1"] >= 0.9
-    said = (run / "report.html").read_text()
+    said = (run / "report.html").read_text(encoding="utf-8")
     assert "zero-shot top-1" in said and not [e for e in read_log(run) if e["kind"] == "doctor"]
 
 
@@ -95,7 +95,7 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
         values, order = expected.topk(5)
         assert [s["label"] for s in row["scores"]] == [str(int(i)) for i in order]
         assert [s["probability"] for s in row["scores"]] == pytest.approx(values.tolist(), abs=1e-5)
-    (tmp_path / "words.txt").write_text("3\n\n8\n")
+    (tmp_path / "words.txt").write_text("3\n\n8\n", encoding="utf-8")
     (tmp_path / "no.png").write_bytes(b"no picture")
     done = command(
         "zeroshot", run / "best", "digits#3", tmp_path / "no.png", "--labels", tmp_path / "words.txt", code=1
@@ -131,7 +131,7 @@ def test_it_can_be_fine_tuned_and_its_features_judged(learned, tmp_path, command
     on = with_settings(on, ["run.epochs=1", "augment.crop=none", "augment.flip=false"])
     assert fit(on, tmp_path / "on")["top1"] == pytest.approx(result["top1"])  # nothing has moved
     files = [run / "best" / "tokenizer.json", tmp_path / "on" / "best" / "tokenizer.json"]
-    assert files[0].read_text() == files[1].read_text()
+    assert files[0].read_text(encoding="utf-8") == files[1].read_text(encoding="utf-8")
     settings = [f"model.init_from={run}/best", "run.epochs=1", "data.per_class=10", "optim.warmup_epochs=0"]
     tuned = fit(with_settings(find_recipe("digits")[1], settings), tmp_path / "tuned")
     assert tuned["judged_by"] == "top-1" and vitlab.load(tmp_path / "tuned" / "best").family == "vit"
@@ -272,7 +272,7 @@ def test_captions_are_learned_and_judged_by_recall(painted, tmp_path, command):
     assert found["captions"] == 2 * found["images"] == 64
     text = command("eval", run / "best", painted, "--split", "val").stdout
     assert "image -> caption" in text and "recall@10" in text and "chance" in text
-    assert "above" in (run / "report.html").read_text()  # captions of samples
+    assert "above" in (run / "report.html").read_text(encoding="utf-8")  # captions of samples
     assert "leave out --zeroshot" in command("eval", run / "best", painted, "--zeroshot", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", painted, code=2).stderr
     assert "captions   train 256 (2 per image)" in command("data", painted).stdout
@@ -302,7 +302,7 @@ def test_with_captions_a_stopped_run_goes_on_to_the_same_bits(painted, tmp_path)
 def test_a_picture_that_cannot_be_read_is_left_out(tmp_path):
     for i in range(12):
         Image.new("RGB", (9, 9), (20 * i, 0, 0)).save(tmp_path / f"{i:02d}.png")
-        (tmp_path / f"{i:02d}.txt").write_text(f"shade {i}")
+        (tmp_path / f"{i:02d}.txt").write_text(f"shade {i}", encoding="utf-8")
     (tmp_path / "05.png").write_bytes(b"broken")
     result = fit(captioned(tmp_path, "data.batch_size=1", "data.val_fraction=0.3", "run.epochs=1"), tmp_path / "run")
     assert result["unreadable"] == 1 and math.isfinite(result["loss"])

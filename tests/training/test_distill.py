@@ -61,7 +61,10 @@ def test_kept_answers_are_those_of_the_plain_pictures(tmp_path):
 
 def test_a_distilled_run_ends_like_any_other(tmp_path, command):
     result = fit(with_settings(Recipe(), SETTINGS), tmp_path / "run")
-    assert result["objective"] == "distill" and json.loads((tmp_path / "run" / "result.json").read_text())["top1"] > 0.1
+    assert (
+        result["objective"] == "distill"
+        and json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["top1"] > 0.1
+    )
 
 
 def test_a_teacher_of_other_classes_is_refused(command):

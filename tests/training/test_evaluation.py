@@ -91,11 +91,11 @@ def test_another_table_is_read_by_the_columns_of_training(tmp_path):
     for i in range(60):
         Image.fromarray(data.test.read(i)[:, :, 0]).save(tmp_path / f"{i}.png")
         rows.append(f"{i}.png,{data.classes[data.test.labels[i]]},{'train' if i < 30 else 'val'}")
-    (tmp_path / "new.csv").write_text("image,digit,split\n" + "\n".join(rows))
+    (tmp_path / "new.csv").write_text("image,digit,split\n" + "\n".join(rows), encoding="utf-8")
     vitlab.save(model, tmp_path / "run" / "best")
     with pytest.raises(DataError, match="Say which column is learned"):
         evaluate(tmp_path / "run" / "best", tmp_path / "new.csv")
-    (tmp_path / "run" / "recipe.toml").write_text('[data]\nsource = "old.csv"\nlabel = "digit"\n')
+    (tmp_path / "run" / "recipe.toml").write_text('[data]\nsource = "old.csv"\nlabel = "digit"\n', encoding="utf-8")
     scores = evaluate(tmp_path / "run" / "best", tmp_path / "new.csv").scores
     expected = evaluate_classifier(model, ImageSet(subset(data.test, range(30, 60)), model.preprocess))
     torch.testing.assert_close(scores.logits, expected.logits, atol=1e-5, rtol=0)

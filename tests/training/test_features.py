@@ -112,7 +112,7 @@ def test_damage_is_computed_again(cache, model, digits):
 
 
 def test_without_a_place_to_write_everything_is_computed(tmp_path, model, digits, monkeypatch):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "file"))
     image_set = ImageSet(digits.train, model.preprocess)
     for _ in range(2):

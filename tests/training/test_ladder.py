@@ -162,7 +162,7 @@ def test_a_resumed_run_is_the_run_that_was_begun(climbed, folder, weights, tmp_p
     (copy / "down").rename(copy / "up")
     with pytest.raises(TrainingError, match="only the run has down; only the data has up"):
         vitlab.train(resume=tmp_path / "run")
-    (tmp_path / "run" / "ladder.json").write_text("{")
+    (tmp_path / "run" / "ladder.json").write_text("{", encoding="utf-8")
     with pytest.raises(TrainingError, match=r"ladder\.json: is missing or damaged"):
         vitlab.train(resume=tmp_path / "run")
 
@@ -173,7 +173,7 @@ def test_what_cannot_climb_is_refused(folder, weights, tmp_path):
     numbers = tmp_path / "numbers.csv"
     rows = [f"stripes/{image.parent.name}/{image.name},{i}" for i, image in enumerate(sorted(folder.rglob("*.png")))]
     (tmp_path / "stripes").symlink_to(folder)
-    numbers.write_text("image,size\n" + "\n".join(rows))
+    numbers.write_text("image,size\n" + "\n".join(rows), encoding="utf-8")
     show, settings = Silent(), ["data.target=size", "data.balance=loss", "data.allow_outside=true"]
     with pytest.raises(TrainingError, match="a number has none"):
         vitlab.train(numbers, [*settings, f"model.init_from={weights}", f"run.dir={tmp_path / 'run'}"], show=show)
@@ -196,7 +196,9 @@ def test_one_class_that_can_be_read_is_not_learned(weights, tmp_path):
 def test_a_recipe_file_reaches_every_rung(climbed, folder, tmp_path):
     """What a file sets otherwise than the recipe of a folder; the recipe.toml of a run gives the same run."""
     mine = tmp_path / "mine.toml"
-    mine.write_text('[data]\nbalance = "loss"\n[optim]\nclip = 0.5\n[run]\nepochs = 30\nladder = true\n')
+    mine.write_text(
+        '[data]\nbalance = "loss"\n[optim]\nclip = 0.5\n[run]\nepochs = 30\nladder = true\n', encoding="utf-8"
+    )
     assert sorted(own_values(mine)) == ['data.balance="loss"', "optim.clip=0.5"]  # 30 epochs are usual
     run, _ = climbed
     state = ladder_state.LadderState.read(run.folder)
@@ -339,4 +341,4 @@ def test_the_state_of_a_ladder_is_read_as_it_was_written(tmp_path):
     state = ladder_state.LadderState(["run.seed=1"], Start("hf-hub:a/b", "why", "mit", 3.5), ["x"], {"lora": "[run]"})
     state.write(tmp_path)
     assert ladder_state.LadderState.read(tmp_path) == state
-    assert json.loads((tmp_path / "ladder.json").read_text())["start"]["licence"] == "mit"
+    assert json.loads((tmp_path / "ladder.json").read_text(encoding="utf-8"))["start"]["licence"] == "mit"

@@ -91,7 +91,7 @@ def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, fit_in_two):
     one, two = (load_file(tmp_path / run / "last" / "weights.safetensors") for run in ("one", "two"))
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-6, rtol=0, msg=key)
-    results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("one", "two")]
+    results = [json.loads((tmp_path / run / "result.json").read_text(encoding="utf-8")) for run in ("one", "two")]
     assert results[0]["top1"] == results[1]["top1"]  # sharded evaluation counts each image once
     assert results[1]["loss"] == pytest.approx(results[0]["loss"], abs=1e-5)
 
@@ -156,7 +156,11 @@ def test_unreadable_pictures_are_named_skipped_and_limited(tmp_path):
     settings = [f"data.source={source}", *FOLDER]
     result = fit(recipe(*settings, "data.val_fraction=0.2"), tmp_path / "run")
     assert result["unreadable"] >= 1
-    skips = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines() if '"skip"' in line]
+    skips = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        if '"skip"' in line
+    ]
     assert all(".png" in line["message"] for line in skips) and skips
     with pytest.raises(DataError, match=r"data\.max_unreadable=0(?s:.*)\.png"):
         fit(recipe(*settings, "data.max_unreadable=0"), tmp_path / "strict")
@@ -219,7 +223,7 @@ def test_eval_on_the_command_line(tmp_path, command):
     fit(recipe("run.epochs=2", "data.per_class=16"), tmp_path / "run")
     found = json.loads(command("eval", tmp_path / "run" / "best", "digits", "--knn", "--probe", "--json").stdout)
     assert found["split"] == "test" and found["images"] == 357
-    assert found["top1"] == json.loads((tmp_path / "run" / "result.json").read_text())["top1"]
+    assert found["top1"] == json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["top1"]
     assert np.array(found["confusion"]).sum() == 357 and 0 < found["knn"] < 1 and 0 < found["linear_probe"] < 1
     source = pictures_folder(tmp_path / "data")
     assert "model.init_from" in command("eval", tmp_path / "run" / "best", source, code=2).stderr

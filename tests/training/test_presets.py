@@ -73,7 +73,7 @@ def test_recipes_are_found_by_name_source_file_and_folder(tmp_path):
     assert find_recipe(None)[1].data.source == find_recipe("digits")[1].data.source == "digits"
     assert find_recipe("cifar100")[1].data.source == "cifar100"
     assert find_recipe("mnist")[1].model.name == "vit_mnist"
-    (tmp_path / "mine.toml").write_text("[run]\nepochs = 3\n")
+    (tmp_path / "mine.toml").write_text("[run]\nepochs = 3\n", encoding="utf-8")
     name, recipe = find_recipe(str(tmp_path / "mine.toml"))
     assert (name, recipe.run.epochs) == ("mine", 3)
     assert find_recipe(str(tmp_path))[1].data.source == str(tmp_path)

@@ -76,7 +76,7 @@ def test_wrong_tables(tmp_path):
         "run = 3": "must be a table",
         "[run\n": "not valid TOML",
     }.items():
-        (tmp_path / "r.toml").write_text(text)
+        (tmp_path / "r.toml").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"r\.toml") as error:
             read_recipe(tmp_path / "r.toml")
         assert says in str(error.value)

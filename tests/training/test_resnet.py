@@ -66,7 +66,10 @@ def test_a_frozen_encoder_keeps_its_statistics(finished, tmp_path):
 
 def test_the_commands_take_it(finished, tmp_path, command):
     judged = json.loads(command("eval", finished / "best", "digits", "--knn", "--json").stdout)
-    assert judged["top1"] == json.loads((finished / "result.json").read_text())["top1"] and judged["knn"] > 0.2
+    assert (
+        judged["top1"] == json.loads((finished / "result.json").read_text(encoding="utf-8"))["top1"]
+        and judged["knn"] > 0.2
+    )
     Image.new("L", (8, 8), 90).save(tmp_path / "grey.png")
     (found,) = json.loads(command("predict", finished / "best", tmp_path / "grey.png", "--json").stdout)
     assert sum(row["probability"] for row in found["scores"]) <= 1.001 and len(found["scores"]) == 5

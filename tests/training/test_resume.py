@@ -137,7 +137,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(tmp_path):
     result = fit(recipe, tmp_path / "run")
     before = weights(tmp_path / "run")
     show = Silent()
-    saved = json.loads((tmp_path / "run" / "result.json").read_text())
+    saved = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
     assert fit(recipe, tmp_path / "run", resume=True, show=show) == saved
     assert "finished" in show.notes[0]
     same(before, weights(tmp_path / "run"))
@@ -170,7 +170,7 @@ def test_sigterm_and_ctrl_c_save_first(number, tmp_path, straight):
     recipe, (never_stopped, _) = with_settings(Recipe(), settings), straight(*settings)
     with pytest.raises(Stopped, match="--resume"):
         fit(recipe, tmp_path / "run", show=StopAt(4, number))
-    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 4
+    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text(encoding="utf-8"))["step"] == 4
     fit(recipe, tmp_path / "run", resume=True)
     same(weights(never_stopped), weights(tmp_path / "run"))
 
@@ -182,7 +182,9 @@ def test_the_loss_scale_of_fp16_grows_as_if_nothing_had_happened(tmp_path, monke
     with pytest.raises(Stopped):
         fit(with_settings(Recipe(), small), tmp_path / "run", show=StopAt(5, signal.SIGTERM))
     fit(with_settings(Recipe(), small), tmp_path / "run", resume=True)
-    states = [json.loads((tmp_path / run / "last" / "state.json").read_text()) for run in ("straight", "run")]
+    states = [
+        json.loads((tmp_path / run / "last" / "state.json").read_text(encoding="utf-8")) for run in ("straight", "run")
+    ]
     assert states[0]["scaler"] == 64.0 == states[1]["scaler"]  # after 3, 6 and 9 of 10 steps
     same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
 
@@ -212,7 +214,7 @@ def test_a_signal_to_all_processes_saves_first_too(number, tmp_path):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 4
+    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text(encoding="utf-8"))["step"] == 4
 
 
 def test_a_changed_recipe_is_refused_with_what_differs(tmp_path):
@@ -243,7 +245,7 @@ def test_a_full_disk_leaves_an_intact_last(tmp_path, monkeypatch):
         patch.setattr(state, "save_file", full)
         with pytest.raises(CheckpointError, match=r"No space left.*last is untouched.*--resume"):
             fit(recipe, tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 2
+    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text(encoding="utf-8"))["step"] == 2
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["last", "log.jsonl", "recipe.toml", "run.lock"]
     fit(recipe, tmp_path / "run", resume=True)
     same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
@@ -253,7 +255,7 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path):
     from vitlab.training.state import recover
 
     (tmp_path / ".last.old").mkdir()
-    (tmp_path / ".last.old" / "state.json").write_text("{}")
+    (tmp_path / ".last.old" / "state.json").write_text("{}", encoding="utf-8")
     recover(tmp_path / "last")
     assert (tmp_path / "last" / "state.json").exists() and not (tmp_path / ".last.old").exists()
 

@@ -63,7 +63,7 @@ for step in range(1, 51):
 print(sorted(sys.modules.keys() & {"torch", "wandb", "tensorboard", "matplotlib"}), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.strip() == "[]"
     assert [line["loss"] for line in read_log(tmp_path)] == [1 / step for step in range(1, 51)]
@@ -233,7 +233,12 @@ with RunLog(folder, wandb="offline", config={"optim": {"lr": 0.125}}, name="my r
         environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
         environment |= {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "HOME": str(tmp_path)}
         done = subprocess.run(
-            [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment, timeout=60
+            [sys.executable, "-c", code, str(folder)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            encoding="utf-8",
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout == "" and "wandb" not in done.stderr

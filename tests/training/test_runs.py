@@ -75,8 +75,8 @@ def test_only_recipe_keys_that_vary_are_shown(notebook):
 
 def test_without_a_start_line_the_total_is_not_guessed(tmp_path):
     folder = make_run(tmp_path / "x", 1000, finished=False, steps=20)
-    lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
-    (folder / "log.jsonl").write_text("".join(lines[1:]) + '{"kind": "tra')
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "log.jsonl").write_text("".join(lines[1:]) + '{"kind": "tra', encoding="utf-8")
     assert list_runs(tmp_path).runs[0].status == "stopped at step 20"
 
 
@@ -161,7 +161,7 @@ def test_lists_and_switches_in_a_recipe(tmp_path):
 def test_strangers_are_named_and_skipped(notebook):
     (notebook / "notes").mkdir()
     (notebook / ".hidden").mkdir()
-    (notebook / "file.txt").write_text("not a folder")
+    (notebook / "file.txt").write_text("not a folder", encoding="utf-8")
     for name, file, text in (
         ("bad_recipe", "recipe.toml", "[data"),
         ("bad_bytes", "recipe.toml", b"\xff\xfe"),
@@ -253,9 +253,9 @@ def test_an_empty_folder_is_no_error(tmp_path, capsys):
 
 
 def test_doctor_reads_a_log_whose_events_lack_fields(tmp_path):
-    (tmp_path / "recipe.toml").write_text(to_toml(Recipe()))
+    (tmp_path / "recipe.toml").write_text(to_toml(Recipe()), encoding="utf-8")
     events = [{"kind": kind, "step": 1} for kind in ("train", "skip", "doctor", "val")]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     assert any("1 images could not be read" in message for _, message in check_run(tmp_path))
 
 
@@ -279,12 +279,14 @@ def test_a_run_on_the_ladder_shows_its_rung_and_its_weights(tmp_path, capsys):
     for name, kept in (("finished", True), ("stopped", False)):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "recipe.toml").write_text(to_toml(recipe))
+        (folder / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
         events = [dict(kind="start", step=0, steps=0, time=1.0), dict(kind="rung", step=1, name="knn", kept=False)]
         events += [dict(kind="rung", step=2, name="probe", top1=0.75, kept=True)]
-        (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
         if kept:
-            (folder / "result.json").write_text(json.dumps(dict(top1=0.5, val_top1=0.625, rung="lora", seconds=3.0)))
+            (folder / "result.json").write_text(
+                json.dumps(dict(top1=0.5, val_top1=0.625, rung="lora", seconds=3.0)), encoding="utf-8"
+            )
     finished, stopped = (read_run(tmp_path / name).main_row() for name in ("finished", "stopped"))
     assert (finished["rung"], finished["val_top1"], finished["status"]) == ("lora", 0.625, "finished")
     assert (stopped["rung"], stopped["status"]) == ("probe", "stopped after probe")

@@ -37,7 +37,7 @@ def files(run: Path, *which: str) -> dict[str, torch.Tensor]:
 
 
 def result(run: Path) -> dict:
-    return json.loads((run / "result.json").read_text())
+    return json.loads((run / "result.json").read_text(encoding="utf-8"))
 
 
 SGD = ["optim.name=sgd", "optim.lr=0.3", "optim.weight_decay=0.1"]
@@ -70,7 +70,7 @@ def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance
     assert scores.loss() == pytest.approx(results[1]["loss"], abs=1e-6)
     last, weights = vitlab.load(tmp_path / "two" / "last"), load_file(tmp_path / "two" / "last" / "weights.safetensors")
     assert all(torch.equal(value, weights[key]) for key, value in last.state_dict().items())
-    kinds = [json.loads((tmp_path / run / "last" / "model.json").read_text()) for run in ("one", "two")]
+    kinds = [json.loads((tmp_path / run / "last" / "model.json").read_text(encoding="utf-8")) for run in ("one", "two")]
     assert kinds[0].keys() == kinds[1].keys()
     rounding = {"digests", "seal"}  # of the weights, which agree to 1e-5 and not to the bit
     assert all(kinds[0][key] == kinds[1][key] for key in kinds[0].keys() - rounding)
@@ -82,7 +82,7 @@ def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(t
     shared = recipe(*everything, FSDP, "run.save_every=2", "run.epochs=2")
     assert fit_in_two(shared, tmp_path / "straight") == [0, 0]
     assert fit_in_two(shared, tmp_path / "killed", kill_at=3)[0] == -signal.SIGKILL
-    assert json.loads((tmp_path / "killed" / "last" / "state.json").read_text())["step"] == 2
+    assert json.loads((tmp_path / "killed" / "last" / "state.json").read_text(encoding="utf-8"))["step"] == 2
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     assert fit_in_two(shared, tmp_path / "killed", resume=True) == [0, 0]
     straight, killed = files(tmp_path / "straight"), files(tmp_path / "killed")
@@ -98,12 +98,17 @@ def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(t
 def test_torchrun_with_the_recipe_as_it_is(tmp_path):
     """The command of the manual; AdamW, without the key's bias, whose gradient is nothing but rounding errors."""
     settings = ["model.qkv_bias=false", "run.epochs=1"]
-    (tmp_path / "recipe.toml").write_text(to_toml(recipe(*settings)))
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe(*settings)), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
     command += ["--rdzv_endpoint=localhost:0", "-m", "vitlab", "train", str(tmp_path / "recipe.toml"), FSDP]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, f"run.dir={tmp_path / 'two'}"], capture_output=True, text=True, timeout=200, env=env
+        [*command, f"run.dir={tmp_path / 'two'}"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=env,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr[-2000:]
     fit(recipe(*settings, "data.batch_size=64"), tmp_path / "one")
@@ -123,13 +128,13 @@ def test_each_process_keeps_about_half(tmp_path, monkeypatch, fit_in_two):
         kept = {"model": job.model.state_dict(), "average": job.evaluated_model.state_dict()}
         kept |= {name: {k: v for k, v in state.items() if k.endswith(name)} for name in ("|exp_avg", "|exp_avg_sq")}
         sums = {name: sum(v.to_local().numel() for v in tensors.values()) for name, tensors in kept.items()}
-        (tmp_path / f"{job.who.rank}.json").write_text(json.dumps(sums))
+        (tmp_path / f"{job.who.rank}.json").write_text(json.dumps(sums), encoding="utf-8")
         save(job, progress)
 
     monkeypatch.setattr(TrainingJob, "save", counted)
     assert fit_in_two(recipe(FSDP, "run.epochs=1", "optim.ema=0.9"), tmp_path / "run") == [0, 0]
     params = result(tmp_path / "run")["params"]
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     for name in first:
         assert first[name] + second[name] == params, name
         assert 0.45 < first[name] / params < 0.55, name
@@ -153,7 +158,7 @@ def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path, fit
     vitlab.save(start, tmp_path / "start")
     broken = with_settings(Recipe(), [f"model.init_from={tmp_path / 'start'}", "run.epochs=1", FSDP])
     assert fit_in_two(broken, tmp_path / "run") == [7, 7]
-    said = [(tmp_path / f"run.error{rank}").read_text() for rank in range(2)]
+    said = [(tmp_path / f"run.error{rank}").read_text(encoding="utf-8") for rank in range(2)]
     assert "step 0" in said[0] and "block 1, fc" in said[0] and "process 0" in said[1]
     replay = load_file(tmp_path / "run" / "replay" / "weights.safetensors")
     assert torch.equal(replay["blocks.1.mlp.fc1.weight"], start.blocks[1].mlp.fc1.weight)

@@ -66,7 +66,10 @@ def test_dino_finds_the_digits_and_does_not_collapse(learned, tmp_path):
 @pytest.mark.parametrize("method", QUICK)
 def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, command):
     run, result = learned[method]
-    assert result["objective"] == method and json.loads((run / "result.json").read_text())["top1"] == result["top1"]
+    assert (
+        result["objective"] == method
+        and json.loads((run / "result.json").read_text(encoding="utf-8"))["top1"] == result["top1"]
+    )
     recipe = with_settings(
         find_recipe("digits")[1], ["run.epochs=2", "data.per_class=10", f"model.init_from={run}/best"]
     )
@@ -210,7 +213,7 @@ def test_training_continues_from_other_libraries_encoders(tmp_path):
     for name, theirs in kinds.items():
         theirs.eval().save_pretrained(tmp_path / name)
         size = theirs.config.image_size
-        (tmp_path / name / "preprocessor_config.json").write_text(json.dumps({**grey, "size": size}))
+        (tmp_path / name / "preprocessor_config.json").write_text(json.dumps({**grey, "size": size}), encoding="utf-8")
     for method, name in (("mae", "mae"), ("mae", "dino"), *(("dino", name) for name in kinds)):
         recipe = with_settings(find_recipe(f"{method}_digits")[1], [f"model.init_from={tmp_path / name}"])
         recipe = with_settings(recipe, ["model.stochastic_depth=0.1", "model.width=64"] if method == "dino" else [])
@@ -313,7 +316,7 @@ def test_the_doctor_is_silent_about_a_healthy_run(learned, command):
 
 def test_a_loss_of_dino_that_rises_is_no_fault(tmp_path, command):
     """The teacher is unsure first; only then there is something to say."""
-    (tmp_path / "recipe.toml").write_text('[objective]\nname = "dino"\n')
+    (tmp_path / "recipe.toml").write_text('[objective]\nname = "dino"\n', encoding="utf-8")
     with RunLog(tmp_path) as log:
         for step in range(1, 9):
             log.write("train", step, loss=3.0 + step / 10, lr=1e-3, teacher_entropy=2.5, rank=9.0, teacher_std=0.3)

@@ -21,9 +21,9 @@ def test_the_commands_take_it(name, tmp_path, command):
     optim = ["optim.name=adamw", "optim.lr=5e-3", "optim.warmup_epochs=0", "run.epochs=10", "run.eval_every=10"]
     run = tmp_path / "run"
     recipe = tmp_path / "tiny.toml"
-    recipe.write_text('[data]\nsource = "digits"\n[model]\nimage_size = 8\n')
+    recipe.write_text('[data]\nsource = "digits"\n[model]\nimage_size = 8\n', encoding="utf-8")
     command("train", recipe, *data, *settings, *optim, f"run.dir={run}")
-    result = json.loads((run / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert result["top1"] > 0.2  # far above chance, after 50 steps
     assert json.loads(command("eval", run / "best", "digits", "--json").stdout)["top1"] == result["top1"]
     text = command("inspect", run / "best", "--depth", 2).stdout
@@ -33,4 +33,6 @@ def test_the_commands_take_it(name, tmp_path, command):
     assert len(found["scores"]) == 5
     if name in ("swin_cifar", "pvt_v2_cifar"):
         text = command("convert", run / "best", tmp_path / "hf", "--to", "hf").stdout
-        assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == name.removesuffix("_cifar")
+        assert json.loads((tmp_path / "hf" / "config.json").read_text(encoding="utf-8"))[
+            "model_type"
+        ] == name.removesuffix("_cifar")

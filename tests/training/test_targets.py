@@ -361,8 +361,8 @@ def folder(tmp_path_factory):
         split = "train" if n < 96 else "val" if n < 124 else "test"
         lines.append(f"{n}.png,{split},{';'.join(['red'] * red + ['bar'] * bar)}")
         numbers.append(f"{n}.png,{500 + 3 * level!r},{split}")
-    (folder / "tags.csv").write_text("\n".join(lines))
-    (folder / "levels.csv").write_text("\n".join(numbers))
+    (folder / "tags.csv").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "levels.csv").write_text("\n".join(numbers), encoding="utf-8")
     return folder
 
 
@@ -433,12 +433,12 @@ def test_numbers_are_learned_in_their_units(number_run, table):
         vitlab.evaluate(number_run.model, "digits")
     predictions = vitlab.predict(model, [*paths, table.with_name("none.png")])
     write_predictions(predictions, number_run.folder / "answers.csv")
-    rows = list(csv.reader((number_run.folder / "answers.csv").read_text().splitlines()))
+    rows = list(csv.reader((number_run.folder / "answers.csv").read_text(encoding="utf-8").splitlines()))
     assert rows[0] == ["image", "level", "error"] and "none.png" in rows[-1][2] and rows[-1][1] == ""
     assert [float(row[1]) for row in rows[1:-1]] == values
     with pytest.raises(UsageError, match="--sort needs classes"):
         sort_images(predictions, SortedFolder(number_run.folder / "sorted", paths))
-    assert "largest errors first" in number_run.report.read_text()
+    assert "largest errors first" in number_run.report.read_text(encoding="utf-8")
 
 
 def test_exported_files_answer_alike(labels_run, number_run, folder, tmp_path):
@@ -467,9 +467,9 @@ def test_damaged_tasks_are_refused(labels_run, number_run, tmp_path):
     model.task = NumberTask()
     with pytest.raises(CheckpointError, match="1 output, not 2"):
         vitlab.save(model, tmp_path / "number")
-    card = json.loads((number_run.model / "model.json").read_text())
+    card = json.loads((number_run.model / "model.json").read_text(encoding="utf-8"))
     assert card["format"] == 2  # a vitlab of before says that it is too old, and does not answer with a softmax
-    assert json.loads((labels_run.model / "model.json").read_text())["task"]["kind"] == "labels"
+    assert json.loads((labels_run.model / "model.json").read_text(encoding="utf-8"))["task"]["kind"] == "labels"
     assert vitlab.load("bundled:digits").task == CLASSES  # a checkpoint of before
 
 

@@ -173,7 +173,7 @@ def test_answers_are_those_of_the_pictures_as_they_are(tmp_path):
     torch.testing.assert_close(answers.take(asked), expected[asked], atol=0, rtol=1e-3)
     kept = np.load(tmp_path / "kept" / "logits.npy")
     assert (kept.shape, kept.dtype) == ((11, 3), np.float16)
-    header = json.loads((tmp_path / "kept" / "answers.json").read_text())
+    header = json.loads((tmp_path / "kept" / "answers.json").read_text(encoding="utf-8"))
     assert (header["data"], header["pictures"], header["done"], header["classes"]) == ("toy", 11, 11, CLASSES)
 
 
@@ -258,8 +258,8 @@ def test_damaged_files_are_said(tmp_path):
     np.save(tmp_path / "logits.npy", np.zeros((11, 2), np.float16))
     with pytest.raises(ValueError, match=r"holds \(11, 2\) of float16"):
         keep_answers(tmp_path, teacher, data, "toy")
-    header = json.loads((tmp_path / "answers.json").read_text())
-    (tmp_path / "answers.json").write_text(json.dumps({**header, "done": 99}))
+    header = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
+    (tmp_path / "answers.json").write_text(json.dumps({**header, "done": 99}), encoding="utf-8")
     with pytest.raises(ValueError, match="done=99"):
         keep_answers(tmp_path, teacher, data, "toy")
 

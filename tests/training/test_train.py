@@ -30,7 +30,7 @@ def test_settings_runs_and_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = train("digits", SMALL)
     assert str(first.folder) == "runs/digits" and first.report.is_file()
-    assert first.result == json.loads((first.folder / "result.json").read_text())
+    assert first.result == json.loads((first.folder / "result.json").read_text(encoding="utf-8"))
     assert vitlab.load(first.model).config.width == 24
     with pytest.raises(Stopped):
         train("digits", [setting(*pair) for pair in SMALL.items()], show=StopAt())

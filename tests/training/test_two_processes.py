@@ -26,7 +26,7 @@ def compare(recipe, settings: list[str], folder: Path, fit_in_two) -> dict[str, 
     assert one.keys() == two.keys()
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=2e-5, rtol=0, msg=key)
-    results = [json.loads((folder / run / "result.json").read_text()) for run in ("one", "two")]
+    results = [json.loads((folder / run / "result.json").read_text(encoding="utf-8")) for run in ("one", "two")]
     for key in ("top1", "steps", "best_epoch"):
         assert results[0][key] == results[1][key], key
     assert results[1]["loss"] == pytest.approx(results[0]["loss"], abs=1e-4)

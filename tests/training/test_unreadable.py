@@ -62,7 +62,11 @@ def test_each_is_counted_once_however_many_epochs(workers, source, tmp_path):
     show = Silent()
     limit = f"data.max_unreadable={len(BROKEN)}"  # three epochs meet them 3 * 3 + 3 * 2 + 1 times
     result = fit(recipe(source, limit, f"data.workers={workers}"), tmp_path / "run", show=show)
-    assert result["unreadable"] == json.loads((tmp_path / "run/result.json").read_text())["unreadable"] == len(BROKEN)
+    assert (
+        result["unreadable"]
+        == json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))["unreadable"]
+        == len(BROKEN)
+    )
     assert named(skips(tmp_path / "run"), source) == sorted(BROKEN)
     told = [note.removeprefix("skipped: ") for note in show.notes if note.startswith("skipped: ")]
     assert named(told, source) == sorted(name for name in BROKEN if not name.startswith("test"))
@@ -86,7 +90,9 @@ def test_the_count_survives_a_resume(at, source, tmp_path):
     with pytest.raises(Stopped):
         fit(recipe(source, limit), tmp_path / "run", show=StopAt(at))
     fit(recipe(source, limit), tmp_path / "run", resume=True)
-    states = [json.loads((tmp_path / run / "last/state.json").read_text()) for run in ("straight", "run")]
+    states = [
+        json.loads((tmp_path / run / "last/state.json").read_text(encoding="utf-8")) for run in ("straight", "run")
+    ]
     assert states[0]["skipped"] == states[1]["skipped"] and states[0]["images"] == states[1]["images"]
     assert named(skips(tmp_path / "run"), source) == sorted(BROKEN)
     one, two = (load_file(tmp_path / run / "last/weights.safetensors") for run in ("straight", "run"))
@@ -94,7 +100,7 @@ def test_the_count_survives_a_resume(at, source, tmp_path):
 
 
 def test_too_many_stop_the_run_with_a_list_and_it_can_go_on(source, tmp_path, command):
-    (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.max_unreadable=4")))
+    (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.max_unreadable=4")), encoding="utf-8")
     run = tmp_path / "run"
     text = command("train", tmp_path / "r.toml", f"run.dir={run}", code=2).stderr
     assert "5 images could not be read, more than data.max_unreadable=4" in text and "Traceback" not in text
@@ -103,7 +109,7 @@ def test_too_many_stop_the_run_with_a_list_and_it_can_go_on(source, tmp_path, co
         assert f"  {source / name}: " in text
     done = command("train", "--resume", run, "data.max_unreadable=9", "--changed")
     assert "6 images could not be read" in done.stdout
-    assert json.loads((run / "result.json").read_text())["unreadable"] == 6
+    assert json.loads((run / "result.json").read_text(encoding="utf-8"))["unreadable"] == 6
 
 
 def test_none_is_allowed(source, tmp_path):
@@ -116,7 +122,7 @@ def test_a_split_of_which_nothing_can_be_read(split, source, tmp_path, command):
     """Fewer than data.max_unreadable, and yet nothing to learn from, or to judge by."""
     for file in (source / split).glob("*/*.png"):
         file.write_bytes(b"\x89PNG")
-    (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.max_unreadable=99")))
+    (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.max_unreadable=99")), encoding="utf-8")
     text = command("train", tmp_path / "r.toml", f"run.dir={tmp_path / 'run'}", code=2).stderr
     assert "images can be read" in text and f"{source}/{split}/dog/0.png" in text and "Traceback" not in text
     if split == "test":  # what was trained is there
@@ -132,14 +138,14 @@ def test_a_batch_of_which_nothing_can_be_read_teaches_nothing(tmp_path):
     empty = [line for line in lines if line["loss"] == 0]
     assert len(lines) == 6 and len(empty) == 2 and all(line["grad_norm"] == 0 for line in empty)
     assert all(line["grad_norm"] > 0 for line in lines if line not in empty)
-    assert json.loads((run / "last/state.json").read_text())["images"] == 4
+    assert json.loads((run / "last/state.json").read_text(encoding="utf-8"))["images"] == 4
 
 
 def test_two_processes_count_together(source, tmp_path, fit_in_two):
     """Each sees its own part; the log of the first, the limit and the result know of all."""
     shared = recipe(source, "data.batch_size=2", f"data.max_unreadable={len(BROKEN)}")
     assert fit_in_two(shared, tmp_path / "run") == [0, 0]
-    assert json.loads((tmp_path / "run/result.json").read_text())["unreadable"] == len(BROKEN)
+    assert json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))["unreadable"] == len(BROKEN)
     assert named(skips(tmp_path / "run"), source) == sorted(BROKEN)
 
 

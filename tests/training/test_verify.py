@@ -151,7 +151,7 @@ def test_on_the_command_line(tmp_path):
         "--json",
     ]
     env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["identical"] and found["steps"] == 8 and len(found["kills"]) == 1

@@ -47,8 +47,10 @@ def main() -> None:
     golden |= {"losses": torch.stack(losses), "logits": model(images).detach()}
     model.save_pretrained(FOLDER / "adapter")
     (FOLDER / "adapter" / "README.md").unlink(missing_ok=True)
-    config = json.loads((FOLDER / "adapter" / "adapter_config.json").read_text())
-    (FOLDER / "adapter" / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    config = json.loads((FOLDER / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    (FOLDER / "adapter" / "adapter_config.json").write_text(
+        json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     merged = model.merge_and_unload().state_dict()
     golden |= {f"merged.{key}": value.clone() for key, value in merged.items() if ".attention." in key}
     save_file(golden, FOLDER / "golden.safetensors")
