@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 
 import vitlab
@@ -31,8 +30,6 @@ from vitlab.serve.page_samples import page_samples
 from vitlab.serve.search_index import open_index
 from vitlab.serve.settings import Settings
 from vitlab.text.tokenizer import Tokenizer
-
-PATIENCE = 100_000  # milliseconds, on a busy machine
 
 
 def models() -> dict:
@@ -95,32 +92,27 @@ def picture(tmp_path) -> Path:
     return tmp_path / "picture.png"
 
 
+@pytest.fixture(scope="module")
+def tabs(tabs_at, site):
+    return tabs_at(f"{site[0]}/", expected="Failed to load resource")  # tests look at what the server refuses
+
+
 @pytest.fixture
-def page(browser, site):
-    """A fresh window at the page. Complaints of the browser and requests to anywhere else are failures.
+def page(tabs):
+    """The page as if in a fresh window. Complaints of the browser and requests to anywhere else are failures.
 
     The page's own policy forbids the scripts by which the tests look at it; `strict` leaves it in force.
     """
-    opened, wrong = [], []
 
     def start(width: int = 1280, locale: str = "en-US", strict: bool = False, link: str = "", theme: str = "light"):
         size = {"width": width, "height": 900}
-        context = browser.new_context(viewport=size, locale=locale, bypass_csp=not strict, color_scheme=theme)
-        context.set_default_timeout(PATIENCE)
-        tab = context.new_page()
-        tab.on("console", lambda m: m.text.startswith("Failed to load resource") or wrong.append(m.text))
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("request", lambda r: r.url.startswith((site[0], "blob:", "data:")) or wrong.append(r.url))
-        opened.append(context)
-        tab.goto(f"{site[0]}/{link}")
+        tab = tabs.open(link, viewport=size, locale=locale, bypass_csp=not strict, color_scheme=theme)
         if not strict:
             ready(tab)
         return tab
 
     yield start
-    for context in opened:
-        context.close()
-    assert wrong == []
+    tabs.end_test()
 
 
 def ready(tab) -> None:
@@ -203,7 +195,7 @@ def test_the_value_under_the_pointer_and_the_sum_worked_out(page, site, picture)
     ours = block_view(model, model.preprocess(picture)[None], layer=0, head=0, token=5)
     grid = tab.locator(".stage[data-step=scores] canvas.matrix").nth(1)  # the first is the class token's
     box = grid.bounding_box()
-    tab.mouse.move(box["x"] + 2.5 * box["width"] / 8, box["y"] + 4.5 * box["height"] / 6)
+    grid.hover(position={"x": 2.5 * box["width"] / 8, "y": 4.5 * box["height"] / 6})  # once it stands still
     key = 1 + 4 * 8 + 2
     assert tab.inner_text("#tip") == f"patch in row 5, column 3: s = {ours.scores[key]:.4f}".replace("-", "−")
     dot = float(ours.q @ ours.keys[key])
@@ -482,7 +474,7 @@ def test_nothing_on_the_page_breaks_its_own_policy(page):
 @pytest.mark.parametrize(
     ("width", "locale", "theme"), [(1280, "zh-CN", "light"), (375, "en-US", "dark"), (375, "zh-CN", "light")]
 )
-def test_everyone_can_use_it(page, width, locale, theme):
+def test_everyone_can_use_it(page, axe_findings, width, locale, theme):
     tab = page(width, locale, theme=theme)
     assert tab.evaluate("document.documentElement.lang") == ("zh-CN" if locale == "zh-CN" else "en")
     places = [dict(step="image"), dict(step="scores", layer=1), dict(panel="heads")]
@@ -495,8 +487,7 @@ def test_everyone_can_use_it(page, width, locale, theme):
             " && !document.getAnimations().some((one) => one.effect.getTiming().iterations !== Infinity)"
         )
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, f"{place} is wider than the window"
-        found = Axe().run(tab).response["violations"]
-        serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+        serious = axe_findings(tab)
         assert not serious, (place, serious)
 
 
@@ -566,11 +557,16 @@ def test_a_step_and_its_exercise_know_each_other(page):
     )
     links = page_links()
     assert sorted(step for link in links for step in link["steps"]) == sorted(set(known) - {"norm_pre", "pre_logits"})
-    address = tab.url.partition("#")[0]
+    address, opened = tab.url.partition("#")[0], set()
     for link in links:
-        tab.goto("about:blank")  # another fragment alone would not open the page again
-        tab.goto(f"{address}{link['fragment']}&model=small")
-        place = "#step-exercise" if link["steps"] else "#panel-body"
+        fragment, place = f"{link['fragment']}&model=small", "#step-exercise" if link["steps"] else "#panel-body"
+        if place in opened:
+            tab.evaluate("(fragment) => { location.hash = fragment; }", fragment)
+        else:
+            tab.goto("about:blank")  # another fragment alone would not open the page again
+            tab.goto(f"{address}{fragment}")
+            ready(tab)
+            opened.add(place)
         tab.wait_for_function(
             "([place, command]) => document.querySelector(place).textContent.includes(command)",
             arg=[place, link["command"]],

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 
 import vitlab
@@ -30,7 +29,6 @@ from vitlab.serve.page_samples import page_samples
 from vitlab.serve.settings import Settings
 from vitlab.text.tokenizer import Tokenizer
 
-PATIENCE = 100_000  # milliseconds, on a busy machine
 STORIES = ("patch", "class-token", "positions", "heads", "fewer", "mae", "dino", "clip")
 
 
@@ -67,14 +65,13 @@ def site():
     thread.join(20)
 
 
-def run(browser, address: str, script: str, argument: Any) -> Any:
-    """What a module of the page computes."""
-    context = browser.new_context(bypass_csp=True)
-    tab = context.new_page()
-    tab.goto(f"{address}/page/files/icon.svg")
-    result = tab.evaluate(script, argument)
-    context.close()
-    return result
+@pytest.fixture(scope="module")
+def modules(browser, site):
+    """A page that can import the modules."""
+    tab = browser.new_page(bypass_csp=True)
+    tab.goto(f"{site[0]}/page/files/icon.svg")
+    yield tab
+    tab.context.close()
 
 
 MEASURES = """async ([attention, shape, similarity, grid]) => {
@@ -91,7 +88,7 @@ MEASURES = """async ([attention, shape, similarity, grid]) => {
 }"""
 
 
-def test_measures_equal_numpy_loops(browser, site):
+def test_measures_equal_numpy_loops(modules):
     heads, rows, columns, prefix = 3, 3, 5, 2
     rng = np.random.default_rng(0)
     N = prefix + rows * columns
@@ -99,7 +96,7 @@ def test_measures_equal_numpy_loops(browser, site):
     A = (A / A.sum(-1, keepdims=True)).astype(np.float32)
     like = rng.normal(size=(rows * columns, rows * columns)).astype(np.float32)
     argument = [A.ravel().tolist(), list(A.shape), like.ravel().tolist(), [rows, columns]]
-    found = run(browser, site[0], MEASURES, argument)
+    found = modules.evaluate(MEASURES, argument)
     close = lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     close(found["token"], A[:, 1].mean(0))
     close(found["mean"], A[:, prefix:].mean((0, 1)))
@@ -149,8 +146,8 @@ WORDS = """async () => {
 }"""
 
 
-def test_texts_are_filled_with_facts_and_a_missing_fact_is_an_error(browser, site):
-    found = run(browser, site[0], WORDS, None)
+def test_texts_are_filled_with_facts_and_a_missing_fact_is_an_error(modules):
+    found = modules.evaluate(WORDS)
     assert found["filled"] == ["head 3: 3", "第 3 个头: 3"]
     assert 'no fact "nothing"' in found["missing"]
     assert found["decimals"] == ["−0.20", "0.00", "2.3"]
@@ -158,27 +155,22 @@ def test_texts_are_filled_with_facts_and_a_missing_fact_is_an_error(browser, sit
     assert found["seconds"] == pytest.approx([3 * 60 / 200, 3 * 60 / 300])
 
 
+@pytest.fixture(scope="module")
+def tabs(tabs_at, site):
+    return tabs_at(f"{site[0]}/")
+
+
 @pytest.fixture
-def page(browser, site):
-    """A fresh window at the page. Complaints of the browser and requests to anywhere else are failures."""
-    opened, wrong = [], []
+def page(tabs):
+    """The page as if in a fresh window. Complaints of the browser and requests to anywhere else are failures."""
 
     def start(locale: str = "en-US", width: int = 1280, **options: Any):
-        context = browser.new_context(viewport={"width": width, "height": 900}, locale=locale, **options)
-        context.set_default_timeout(PATIENCE)
-        tab = context.new_page()
-        tab.on("console", lambda message: wrong.append(message.text))
-        tab.on("pageerror", lambda error: wrong.append(f"{error} {error.stack}"))
-        tab.on("request", lambda r: r.url.startswith((site[0], "blob:", "data:")) or wrong.append(r.url))
-        tab.goto(site[0])
+        tab = tabs.open(viewport={"width": width, "height": 900}, locale=locale, **options)
         tab.wait_for_selector("#verdict")
-        opened.append(context)
         return tab
 
     yield start
-    for context in opened:
-        context.close()
-    assert wrong == []
+    tabs.end_test()
 
 
 def open_stories(tab) -> None:
@@ -376,13 +368,12 @@ def test_a_story_plays_by_itself_and_stops_at_its_end(page):
     assert tab.is_hidden("#story")
 
 
-def test_the_card_has_no_serious_findings_of_axe(page):
+def test_the_card_has_no_serious_findings_of_axe(page, axe_findings):
     tab = page(width=375, color_scheme="dark", bypass_csp=True)
     open_stories(tab)
-    found = Axe().run(tab, context="#story").response["violations"]
+    found = axe_findings(tab, "#story")
     begin(tab, "mae")
-    found += Axe().run(tab, context="#story").response["violations"]
-    assert [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")] == []
+    assert found + axe_findings(tab, "#story") == []
 
 
 def test_a_story_goes_on_with_another_image(page):
