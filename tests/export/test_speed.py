@@ -57,6 +57,7 @@ def test_folded_under_a_reducer(tiny):
 
 def test_compiled_and_frozen_is_the_same_function(tiny, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # processes that compile would each import torch
+    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)  # is not tried by compiling for it
     model = tiny(depth=1)
     runner = RunnerFactory(model).make("compiled")
     for batch in (2, 2):

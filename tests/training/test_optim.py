@@ -1,6 +1,7 @@
 """Optimisers: Muon against torch's own and against singular values, groups, rates, and their state through a file."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -109,6 +110,36 @@ def test_state_goes_through_tensors_to_the_bit(name):
         step(1, seed)
     for (key, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("sgd", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05)),
+        ("adam", lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.999), weight_decay=0.05)),
+        ("adamw", lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.9, 0.999), weight_decay=0.05)),
+    ],
+)
+def test_steps_are_torchs_to_the_bit_and_import_no_compiler(name, theirs, monkeypatch):
+    ours, copy = torch.nn.Linear(5, 3, bias=False), torch.nn.Linear(5, 3, bias=False)
+    copy.load_state_dict(ours.state_dict())
+    optimiser = theirs(copy.parameters())
+    inputs = torch.randn(3, 7, 5)
+
+    def steps(model, optimiser):
+        for x in inputs:
+            optimiser.zero_grad()
+            model(x).square().sum().backward()
+            optimiser.step()
+
+    steps(copy, optimiser)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # its import fails
+    recipe = OptimRecipe(name=name, lr=0.1, weight_decay=0.05, betas=(0.9, 0.999), momentum=0.9)
+    (part,) = Optimisers(ours, recipe).parts
+    steps(ours, part)
+    assert torch.equal(ours.weight, copy.weight)
+    with pytest.raises(ImportError):
+        optimiser.step()
 
 
 def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -98,7 +99,29 @@ def newton_schulz(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor
     return x.mT if tall else x
 
 
-class Muon(Optimizer):
+class EagerOptimizer(Optimizer):
+    """An optimiser outside torch.compile, which here compiles models only.
+
+    torch's wrappers of these methods, and of `step`, import the whole compiler, which takes as long as torch itself.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+
+class EagerSGD(EagerOptimizer, SGD):
+    step = torch.no_grad()(unwrap(SGD.step))
+
+
+class EagerAdam(EagerOptimizer, Adam):
+    step = torch.no_grad()(unwrap(Adam.step))
+
+
+class EagerAdamW(EagerOptimizer, AdamW):
+    step = torch.no_grad()(unwrap(AdamW.step))
+
+
+class Muon(EagerOptimizer):
     """torch.optim.Muon's update, in float32 and batched by shape.
 
     A filter (D, C, k, k) counts as a matrix (D, C k k).
@@ -156,9 +179,9 @@ class Optimisers:
             self.parts.append(Muon(matrices, lr=recipe.muon_lr))
             groups = rest
         if recipe.name == "sgd":
-            self.parts.append(SGD(groups, lr=recipe.lr, momentum=recipe.momentum))
+            self.parts.append(EagerSGD(groups, lr=recipe.lr, momentum=recipe.momentum))
         elif groups:
-            kind = Adam if recipe.name == "adam" else AdamW
+            kind = EagerAdam if recipe.name == "adam" else EagerAdamW
             self.parts.append(kind(groups, lr=recipe.lr, betas=recipe.betas))
         self.names = {
             p: n for part in self.parts for g in part.param_groups for n, p in zip(g["names"], g["params"], strict=True)
