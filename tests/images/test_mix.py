@@ -47,7 +47,7 @@ def test_mix_matches_a_loop(mix, smoothing):
     before = images.clone()
     for step in range(4):
         where = dict(seed=3, step=step, rank=1, micro=2)
-        x, targets = mix(images, labels, K, smoothing, **where)
+        x, targets = mix(images, smooth_targets(labels, K, smoothing), **where)
         expect_x, expect_targets = slow(mix, images, labels, smoothing, **where)
         torch.testing.assert_close(x.double(), expect_x, atol=1e-6, rtol=0)
         torch.testing.assert_close(targets.double(), expect_targets, atol=1e-6, rtol=0)
@@ -119,11 +119,11 @@ def test_every_coordinate_counts():
     images, labels = batch()
     mix = Mix(0.8, 1.0)
     here = dict(seed=0, step=5, rank=0, micro=0)
-    first = mix(images, labels, K, 0.1, **here)
-    again = mix(images, labels, K, 0.1, **here)
+    first = mix(images, smooth_targets(labels, K, 0.1), **here)
+    again = mix(images, smooth_targets(labels, K, 0.1), **here)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     for name in here:
-        other = mix(images, labels, K, 0.1, **{**here, name: here[name] + 1})
+        other = mix(images, smooth_targets(labels, K, 0.1), **{**here, name: here[name] + 1})
         assert not torch.equal(other[0], first[0])
         assert not torch.equal(other[1], first[1])
 
@@ -131,7 +131,7 @@ def test_every_coordinate_counts():
 @pytest.mark.parametrize("mix", [Mix(), Mix(0.8, 1.0, probability=0.0)])
 def test_off_gives_the_images_and_smoothed_labels(mix):
     images, labels = batch()
-    x, targets = mix(images, labels, K, 0.1, seed=0, step=0)
+    x, targets = mix(images, smooth_targets(labels, K, 0.1), seed=0, step=0)
     assert x is images
     assert torch.equal(targets, smooth_targets(labels, K, 0.1))
 
@@ -151,9 +151,9 @@ def test_errors():
     images, labels = batch()
     where = dict(seed=0, step=0)
     with pytest.raises(ValueError, match=r"labels run from 0 to 6, but 5 classes are 0 \.\. 4"):
-        Mix(0.8)(images, labels, 5, **where)
+        smooth_targets(labels, 5)
     with pytest.raises(ValueError, match="Mix after normalising"):
-        Mix(0.8)(images.to(torch.uint8), labels, K, **where)
+        Mix(0.8)(images.to(torch.uint8), smooth_targets(labels, K), **where)
     with pytest.raises(ValueError, match=r"smoothing=1\.0"):
         smooth_targets(labels, K, 1.0)
     for options in (dict(mixup_alpha=-1), dict(cutmix_alpha=float("nan")), dict(probability=1.1), dict(switch=-0.1)):

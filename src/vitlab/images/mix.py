@@ -61,25 +61,9 @@ class Mix:
                 raise UsageError(f"{name}={getattr(self, name)!r} must lie in 0 .. 1.")
 
     def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        classes: int,
-        smoothing: float = 0.0,
-        *,
-        seed: int,
-        step: int,
-        rank: int = 0,
-        micro: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) floats, (B,) -> (B, C, H, W), (B, K); the given images are not changed."""
-        targets = smooth_targets(labels, classes, smoothing)
-        return self.mixed(images, targets, seed=seed, step=step, rank=rank, micro=micro)
-
-    def mixed(
         self, images: Tensor, targets: Tensor, *, seed: int, step: int, rank: int = 0, micro: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Images, and targets (B, K) of any kind, mixed alike."""
+        """(B, C, H, W) floats and (B, K) of any kind, e.g. smooth_targets, mixed alike; neither is changed."""
         if not (self.mixup_alpha or self.cutmix_alpha):
             return images, targets
         H, W = images.shape[2:]

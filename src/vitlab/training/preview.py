@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlab.errors import ImageError
 from vitlab.images.datasets import Data, label_text
-from vitlab.images.mix import Mix, Mixing
+from vitlab.images.mix import Mix, Mixing, smooth_targets
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.sources.dataset import target_kind
@@ -149,12 +149,11 @@ def _mixed(steps: BatchDataset, mix: Mix, classes: list[str], smoothing: float, 
     for how, (step, drawn) in sorted(best.items(), reverse=True):  # mixup, then cutmix
         batch = steps[step, 0]
         if target_kind(steps.image_set.data.labels) == "class":
-            images, targets = mix(batch.images, batch.labels, len(classes), smoothing, seed=plan.seed, step=step)
-            labels = [shares(target, classes, smoothing) for target in targets[:count]]
+            own, share = smooth_targets(batch.labels, len(classes), smoothing), smoothing
         else:  # several labels, or a number, which are mixed like the images
-            values = batch.labels.reshape(len(batch.labels), -1).float()
-            images, targets = mix.mixed(batch.images, values, seed=plan.seed, step=step)
-            labels = [shares(target, classes, 0.0) for target in targets[:count]]
+            own, share = batch.labels.reshape(len(batch.labels), -1).float(), 0.0
+        images, targets = mix(batch.images, own, seed=plan.seed, step=step)
+        labels = [shares(target, classes, share) for target in targets[:count]]
         batches.append(MixedBatch(how, step, drawn.lam, _pixels(images[:count], pre), labels))
     return batches
 

@@ -45,7 +45,7 @@ class MultiLabel(LearnsTarget):
     def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         smoothing = self.recipe.augment.smoothing
         targets = batch.labels * (1 - smoothing) + smoothing / 2  # (B, K)
-        images, targets = self.mix.mixed(batch.images, targets, **vars(at))
+        images, targets = self.mix(batch.images, targets, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
     def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:

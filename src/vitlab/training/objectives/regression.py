@@ -43,7 +43,7 @@ class Regression(LearnsTarget):
         task = self.model.task
         assert isinstance(task, NumberTask)
         targets = task.standardise(batch.labels).float()[:, None]  # (B, 1)
-        images, targets = self.mix.mixed(batch.images, targets, **vars(at))
+        images, targets = self.mix(batch.images, targets, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
     def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:

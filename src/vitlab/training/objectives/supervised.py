@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.images.datasets import images_per_class
+from vitlab.images.mix import smooth_targets
 from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import BatchDataset, ImageSet, TrainingBatch
@@ -60,7 +61,8 @@ class Supervised(Objective):
 
     def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         classes, smoothing = len(self.data.classes), self.recipe.augment.smoothing
-        images, targets = self.mix(batch.images, batch.labels, classes, smoothing, **vars(at))
+        targets = smooth_targets(batch.labels, classes, smoothing)
+        images, targets = self.mix(batch.images, targets, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
     def loss(self, forward: Forward, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
