@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
 from vitlab.models.base import Network
+from vitlab.models.dense_network import DenseConfig
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.plain import PlainConfig
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
@@ -63,10 +64,13 @@ def size_of(name: str) -> tuple[int, int]:
 
     Of MAE and DINO those of the encoder.
 
-    Exact: blocks are equal, so both numbers grow linearly with depth.
+    Exact: blocks are equal, so both numbers grow linearly with depth; what has a head for pixels or objects is counted
+    as a whole.
     """
     entry, config = registry.build_config(name)
     family = entry.family
+    if isinstance(config, DenseConfig):
+        return count(family, config)
     if not isinstance(config, TwoTowersConfig):
         family, config = encoder_config(family, config)
     if isinstance(config, TwoTowersConfig):
