@@ -166,7 +166,7 @@ def _encoder(model: ModelOrName, images: int, device: str | None) -> tuple[Netwo
 def _features(network: Network, joined: Joined, contents: ImageContents, progress: Count | None) -> FeatureSet:
     """Of the readable images, numbered as in `joined`."""
     readable = np.flatnonzero(contents.readable)
-    image_set = ImageSet(subset(joined, readable), network.require_preprocess())
+    image_set = ImageSet(subset(joined, readable), network.require_preprocess(), "fast")
     features = dataset_features(network, image_set, progress=adding(progress, "features", len(readable)))
     features.indices = readable[features.indices]
     return features

@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitlab.errors import ImageError
 from vitlab.images.digest import pixel_digest
+from vitlab.images.read import Source
 from vitlab.images.sources.dataset import Dataset
 
 SIDE = 64  # of a thumbnail, which holds the whole image
@@ -41,6 +42,10 @@ class Joined:
     def read(self, index: int) -> np.ndarray:
         part = self._part(index)
         return self.datasets[part].read(int(index - self.starts[part]))
+
+    def source(self, index: int) -> Source:
+        part = self._part(index)
+        return self.datasets[part].source(int(index - self.starts[part]))
 
     def name_of(self, index: int) -> str:
         part = self._part(index)

@@ -188,6 +188,11 @@ class Augment:
         numbers = uniform(seed, CROP, epoch, indices, repeat, count=BOX_DRAWS)
         return crop_boxes(numbers, np.asarray(sizes), self.options.scale, self.options.ratio)
 
+    @property
+    def random_crops(self) -> list[tuple[int, tuple[float, float]]]:
+        """What is cut from a file at random: the side it is resized to, and its part of the image's area."""
+        return [(max(self.size), self.options.scale)] if self.options.crop == "resized" else []
+
     def mirrored(self, indices: np.ndarray, *, seed: int, epoch: int, repeat: int | np.ndarray = 0) -> np.ndarray:
         """(B,): which images are mirrored where flip is on; in turn: by chance in the first epoch, then by turns."""
         in_turn = self.options.flip_in_turn

@@ -31,6 +31,7 @@ from vitlab.images.augment import (
 )
 from vitlab.images.preprocess import RESAMPLING
 from vitlab.images.randomness import uniform
+from vitlab.images.scaled import Cut, Photo
 
 BOX, COLOUR = 121, 122  # the coordinate that says what a number is for
 EXACT = 2.0**14  # weights are multiples of 1 / EXACT: sums of weighted bytes are then exact in float32, in any order
@@ -136,6 +137,12 @@ class MultiCrop:
             boxes.append(crop_boxes(numbers, np.asarray(sizes), area, self.options.ratio))
         return np.stack(boxes)
 
+    @property
+    def random_crops(self) -> list[tuple[int, tuple[float, float]]]:
+        """As Augment's, of every view."""
+        scales = [self.options.global_scale] * 2 + [self.options.local_scale] * self.options.local_views
+        return [(max(size), scale) for size, scale in zip(self.sizes, scales, strict=True)]
+
     def cut(self, image: np.ndarray, boxes: np.ndarray) -> list[Tensor]:
         """One image of any size, (H, W, C) uint8, and its boxes (V, 4) -> its views, each (C, *size) uint8.
 
@@ -150,6 +157,14 @@ class MultiCrop:
             pixels = np.array(view)
             views.append(torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()))
         return views
+
+    def cut_photo(self, photo: Photo, boxes: np.ndarray) -> list[Tensor]:
+        """`cut` of a photo that is decoded once, as sharp as its sharpest view needs it."""
+        wanted = [
+            Cut((left, top, right, bottom), size)
+            for size, (left, top, right, bottom) in zip(self.sizes, boxes.tolist(), strict=True)
+        ]
+        return photo.views(wanted, RESAMPLING[self.interpolation], len(self.plain.mean))
 
     def _numbers(self, indices: np.ndarray, repeat: int | np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """(V, B, DRAWS): what decides the colours."""

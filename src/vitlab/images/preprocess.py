@@ -18,8 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.errors import ImageError, UsageError
-from vitlab.images.bands import PHOTO, SCALES, SHOWN, StoredPixels, cut_bands, read_bands, resize_bands
+from vitlab.images.bands import PHOTO, SCALES, SHOWN, StoredPixels, cut_bands, naming, read_bands, resize_bands
 from vitlab.images.read import FORMATS, MAX_PIXELS, Source, TooLargeError, called, read_image
+from vitlab.images.scaled import Cut, Photo, whole
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -151,16 +152,36 @@ class Preprocess:
         """
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = geometry or self.geometry((image.height, image.width))
-        self._check_resized(g, name)
+        with naming(name):
+            self._check_resized(g)
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
         H, W = self.size
         if (g.top, g.left) == (0, 0) and (g.resized == self.size or self.how == "aspect"):
             return image
-        fill = [round(m / self.scale) if self.how == "fit" or geometry else 0 for m in self.mean]
+        fill = self._fill(padded=self.how == "fit" or geometry is not None)
         canvas = Image.new(image.mode, (W, H), tuple(fill) if len(fill) > 1 else fill[0])
         canvas.paste(image, (-g.left, -g.top))
         return canvas
+
+    def view_scaled(self, photo: Photo) -> Tensor:
+        """`view` of a photo that is decoded at about this size (images/scaled.py): (C, h, w) uint8."""
+        g = self.geometry(photo.size)
+        self._check_resized(g)
+        kernel, (h, w) = RESAMPLING[self.interpolation], g.resized
+        (resized,) = photo.views([Cut(whole(photo.size), g.resized)], kernel, len(self.mean))
+        H, W = g.resized if self.how == "aspect" else self.size
+        if (g.top, g.left, h, w) == (0, 0, H, W):
+            return resized
+        canvas = torch.tensor(self._fill(padded=self.how == "fit"), dtype=torch.uint8)[:, None, None].repeat(1, H, W)
+        part = resized[:, max(g.top, 0) : g.top + H, max(g.left, 0) : g.left + W]
+        top, left = max(-g.top, 0), max(-g.left, 0)
+        canvas[:, top : top + part.shape[1], left : left + part.shape[2]] = part
+        return canvas
+
+    def _fill(self, *, padded: bool) -> list[int]:
+        """What lies around an image that does not cover the view: the mean colour where it is padded, else black."""
+        return [round(m / self.scale) if padded else 0 for m in self.mean]
 
     def view_stored(self, array: np.ndarray, box: Sequence[int] | None = None, name: str = "the image") -> np.ndarray:
         """What the model sees of stored values (H, W, C), in float32, before normalising. `box`: of this part,
@@ -176,7 +197,8 @@ class Preprocess:
         if box is not None:
             left, top, right, bottom = box
             array, g = array[top:bottom, left:right], Geometry((bottom - top, right - left), self.size, 0, 0)
-        self._check_resized(g, name)
+        with naming(name):
+            self._check_resized(g)
         values = resize_bands(array, g.resized, RESAMPLING[self.interpolation])
         if self.how == "aspect" or box is not None:
             return values
@@ -188,10 +210,10 @@ class Preprocess:
         values = torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1)
         return self.to_image(normalise(values, self.mean, self.std, self.scale))
 
-    def _check_resized(self, g: Geometry, name: str) -> None:
+    def _check_resized(self, g: Geometry) -> None:
         if g.resized[0] * g.resized[1] > MAX_PIXELS:
             raise TooLargeError(
-                f"{name}: {g.original[1]} x {g.original[0]} pixels are too long and thin: resized for the crop they "
+                f"{g.original[1]} x {g.original[0]} pixels are too long and thin: resized for the crop they "
                 f"would be {g.resized[1]} x {g.resized[0]}.",
                 "Crop the image first.",
             )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
@@ -81,12 +81,18 @@ def _silence() -> None:
 _quiet: Any = None  # the filter, once it is there
 
 
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8; 1, as it is seen, where nothing says another."""
+    try:
+        number = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return number if number in TURNS else 1
+    except Exception:  # broken EXIF says nothing about orientation, in any kind of error; the pixels are good
+        return 1
+
+
 def upright(image: Image.Image) -> Image.Image:
     """Turned as the camera was held (EXIF orientation); the tag is removed, so that nothing is turned twice."""
-    try:
-        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # broken EXIF says nothing about orientation, in any kind of error; the pixels are good
-        turn = None
+    turn = TURNS.get(orientation(image))
     image = image.copy() if turn is None else image.transpose(turn)
     for key in ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"):  # where Pillow looks for it
         image.info.pop(key, None)
@@ -149,6 +155,18 @@ def decode(
     stream: BinaryIO | Image.Image, max_pixels: int, formats: Sequence[str], convert: Callable[[Image.Image], T]
 ) -> T:
     """The upright image of a stream or an open image, converted; an error in whatever the bytes are wrong."""
+    with undecoded(stream, max_pixels, formats) as image:
+        image.load()
+        return convert(upright(image))
+
+
+@contextmanager
+def undecoded(
+    stream: BinaryIO | Image.Image, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
+) -> Iterator[Image.Image]:
+    """An image of which the header is read, and not too large; what goes wrong with its pixels inside is an ImageError
+    as well.
+    """
     _silence()
     try:
         if isinstance(stream, Image.Image):
@@ -160,8 +178,7 @@ def decode(
                     f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}.",
                     "Shrink the image first, or pass a larger max_pixels.",
                 )
-        image.load()
-        return convert(upright(image))
+        yield image
     except ImageError:
         raise
     except UnidentifiedImageError:

@@ -141,6 +141,9 @@ class SampleDataset:
             return read_bands(image, channels=self.channels, name=name)  # (H, W, C)
         return np.array(read_image(image, name=name))  # (H, W, 3)
 
+    def source(self, index: int) -> Source:
+        return contents(self.samples[index][0])
+
     def name_of(self, index: int) -> str:
         return self.names[index]
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FrameType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +22,14 @@ from torch.utils.data import DataLoader, Dataset
 from vitlab.errors import DataError, ImageError, TrainingError
 from vitlab.images.augment import Augment
 from vitlab.images.augment_regions import RegionAugment
+from vitlab.images.bands import naming
+from vitlab.images.copies import CopiedPhotos, CopyRule
 from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import RESAMPLING, Preprocess, normalise
 from vitlab.images.randomness import permutation, uniform
 from vitlab.images.regions import VOID, Regions, View
+from vitlab.images.scaled import Cut, Photo, open_scaled
 from vitlab.images.sources.dataset import Annotated, target_kind
 from vitlab.models.dense import DenseTarget
 from vitlab.training.dense_targets import target_of
@@ -33,6 +37,7 @@ from vitlab.training.dense_targets import target_of
 ORDER, BALANCE = 1, 5  # coordinates of the draws that shuffle an epoch, or balance it
 
 T = TypeVar("T")
+Decode = Literal["fast", "exact"]
 CropBox = Callable[[int, tuple[int, int]], np.ndarray]  # position in the batch, (H, W) -> left, top, right, bottom
 Skipped = dict[str, str]  # images that could not be read: name -> what is wrong
 
@@ -151,9 +156,14 @@ def label_tensor(labels: np.ndarray) -> Tensor:
 class ImageSet:
     """A data set as (B, C, H, W) of the model's size, uint8 or stored values in float32; small sets are resized once
     and stay in memory.
+
+    decode: "exact" reads photos as prediction does; "fast" at about the size that they are needed at
+    copies: with "fast", photos are shrunk by this rule once, and the copies are read from then on
     """
 
-    def __init__(self, data: ImageDataset, preprocess: Preprocess):
+    def __init__(
+        self, data: ImageDataset, preprocess: Preprocess, decode: Decode = "exact", copies: CopyRule | None = None
+    ):
         self.data, self.preprocess = data, preprocess.at_one_size()
         if data.stored != preprocess.stored:
             ours, theirs = (kind or "photos" for kind in (data.stored, preprocess.stored))
@@ -162,9 +172,22 @@ class ImageSet:
         self.in_memory: Tensor | None = None
         if data.images is not None:
             self.in_memory = torch.stack([self._fit(image) for image in data.images])
+        self.fast = decode == "fast" and self.in_memory is None and data.stored is None
+        self.copies = CopiedPhotos(data, copies) if self.fast and copies is not None else None
+
+    @property
+    def decode(self) -> Decode:
+        """How its photos are in fact read: what is in memory is exact."""
+        return "fast" if self.fast else "exact"
 
     def __len__(self) -> int:
         return len(self.data)
+
+    def without_copies(self) -> ImageSet:
+        """The same, read from the files."""
+        same = copy(self)
+        same.copies = None
+        return same
 
     def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the image") -> Tensor:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
@@ -205,19 +228,51 @@ class ImageSet:
                 image, boxes(position, (image.shape[0], image.shape[1])) if boxes is not None else None, name
             )[None]
 
-        images, kept, skipped = self.read(indices, fit)
+        def view(position: int, photo: Photo) -> Tensor:
+            if boxes is None:
+                return self.preprocess.view_scaled(photo)[None]
+            left, top, right, bottom = boxes(position, photo.size).tolist()
+            kernel = RESAMPLING[self.preprocess.interpolation]
+            cut = Cut((left, top, right, bottom), self.preprocess.size)
+            return photo.views([cut], kernel, len(self.preprocess.mean))[0][None]
+
+        images, kept, skipped = self.read_photos(indices, view) if self.fast else self.read(indices, fit)
         return torch.cat([none, *images]), kept, skipped
+
+    def read_photos(self, indices: np.ndarray, make: Callable[[int, Photo], T]) -> tuple[list[T], np.ndarray, Skipped]:
+        """`make(position, photo)` of each photo, which is decoded when a view of it is asked for; the rest as in
+        `take`.
+        """
+        if self.copies is None:
+
+            def one(position: int, index: int, name: str) -> T:
+                with open_scaled(self.data.source(index), name=name) as photo:
+                    return make(position, photo)
+
+            return self._readable(indices, one)
+        with self.copies.reading() as copied:
+
+            def shrunken(position: int, index: int, name: str) -> T:
+                photo = copied(index)
+                with naming(name):
+                    return make(position, photo)
+
+            return self._readable(indices, shrunken)
 
     def read(
         self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]
     ) -> tuple[list[T], np.ndarray, Skipped]:
         """`make(position, pixels, name)` of each file; the rest as in `take`."""
+        return self._readable(indices, lambda position, index, name: make(position, self.data.read(index), name))
+
+    def _readable(self, indices: np.ndarray, make: Callable[[int, int, str], T]) -> tuple[list[T], np.ndarray, Skipped]:
+        """`make(position, index, name)` of each image that can be read."""
         results, kept = [], []
         skipped: Skipped = {}
         for position, index in enumerate(indices):
             name = self.data.name_of(int(index))
             try:
-                results.append(make(position, self.data.read(int(index)), name))
+                results.append(make(position, int(index), name))
                 kept.append(position)
             except ImageError as error:
                 skipped[name] = str(error)
@@ -307,7 +362,14 @@ class BatchDataset(Dataset):
                 boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
                 return crops.cut(image, boxes[:, 0])
 
-            crops_by_image, kept, skipped = self.image_set.read(indices, cut)
+            def cut_photo(position: int, photo: Photo) -> list[Tensor]:
+                one, size = slice(position, position + 1), np.array([photo.size])
+                boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
+                return crops.cut_photo(photo, boxes[:, 0])
+
+            image_set = self.image_set
+            read = image_set.read_photos(indices, cut_photo) if image_set.fast else image_set.read(indices, cut)
+            crops_by_image, kept, skipped = read
             indices, repeat = indices[kept], repeat[kept]
             cuts = [torch.stack(parts) for parts in zip(*crops_by_image, strict=True)]
             views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []

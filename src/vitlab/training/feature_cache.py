@@ -16,7 +16,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,12 +24,12 @@ from typing import TypedDict
 
 import numpy as np
 
+from vitlab.content_index import connect, transaction
 from vitlab.errors import UsageError
 from vitlab.images.sources.download import cache_dir
 from vitlab.tables import Table, Tabular, by
 
 INDEX, VECTORS = "index.sqlite", ".f32"
-PATIENCE = 60.0  # seconds to wait for another process that writes
 TABLES = """
 CREATE TABLE IF NOT EXISTS encoders (key TEXT PRIMARY KEY, width INTEGER, about TEXT, used REAL);
 CREATE TABLE IF NOT EXISTS features (key TEXT, digest BLOB, row INTEGER, crc INTEGER, PRIMARY KEY (key, digest))
@@ -86,7 +86,7 @@ class FeatureCache:
         """None where the cache cannot be written."""
         try:
             cache = cls(folder(), key, width)
-            with cache._writing():
+            with transaction(cache.index):
                 cache.index.execute(
                     "INSERT INTO encoders VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET used = excluded.used",
                     (key, width, json.dumps(about), time.time()),
@@ -119,7 +119,7 @@ class FeatureCache:
         """Keep these features. The vectors are on disk before the index names them."""
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)  # (n, E)
         assert vectors.shape == (len(digests), self.width)
-        with self._writing():
+        with transaction(self.index):
             size = self.file.stat().st_size if self.file.exists() else 0
             first = -(-size // (4 * self.width))  # behind what a killed process may have left there
             with self.file.open("r+b" if size else "w+b") as file:
@@ -157,34 +157,9 @@ class FeatureCache:
             return np.zeros((0, self.width), dtype=np.float32)
         return np.memmap(self.file, dtype=np.float32, mode="c", shape=(size, self.width))  # changes stay in memory
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction; others wait for it."""
-        self.index.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self.index.execute("ROLLBACK")
-            raise
-        self.index.execute("COMMIT")
-
 
 def _connect(place: Path) -> sqlite3.Connection:
-    """The index; a damaged one is started anew, for everything in it can be computed again."""
-    place.mkdir(parents=True, exist_ok=True)
-    for _ in range(2):
-        index = sqlite3.connect(place / INDEX, timeout=PATIENCE, isolation_level=None)
-        try:
-            index.executescript(TABLES)
-            return index
-        except sqlite3.OperationalError:  # locked, or read-only: nothing is wrong with it
-            index.close()
-            raise
-        except sqlite3.DatabaseError:
-            index.close()
-            for file in [*place.glob(f"{INDEX}*"), *place.glob(f"*{VECTORS}")]:
-                file.unlink()
-    raise sqlite3.DatabaseError(f"{place / INDEX}: cannot be made")
+    return connect(place / INDEX, TABLES, VECTORS)
 
 
 def encoders() -> CachedEncoders:

@@ -25,7 +25,7 @@ from vitlab.checkpoints.digests import feature_fingerprint
 from vitlab.errors import ImageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network, features_of
-from vitlab.training.batches import ImageSet, Skipped
+from vitlab.training.batches import Decode, ImageSet, Skipped
 from vitlab.training.evaluate import evaluating
 from vitlab.training.feature_cache import EncoderDescription, FeatureCache
 from vitlab.training.processes import Processes
@@ -51,18 +51,23 @@ class FeatureSet:
     seconds: float = 0.0  # that this took
 
 
-def feature_key(model: Network, preprocess: Preprocess, device: torch.device, mirrored: bool = False) -> str:
+def feature_key(
+    model: Network, preprocess: Preprocess, device: torch.device, mirrored: bool = False, decode: Decode = "exact"
+) -> str:
     """Equal where equal images give equal features: the encoder's weights, how images are read, the kind of device."""
     about = [VERSION, feature_fingerprint(model), sorted(preprocess.to_dict().items()), device.type, mirrored]
+    about += [decode] if decode != "exact" else []
     return blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
 
-def open_cache(model: Network, preprocess: Preprocess, *, mirrored: bool = False) -> FeatureCache | None:
+def open_cache(
+    model: Network, preprocess: Preprocess, *, mirrored: bool = False, decode: Decode = "exact"
+) -> FeatureCache | None:
     """The cache for this encoder; None where there can be none."""
     name = (model.card.name if model.card is not None else None) or model.family
     about: EncoderDescription = {"model": name, "size": list(preprocess.size), "mirrored": mirrored}
     device = next(model.parameters()).device
-    return FeatureCache.open(feature_key(model, preprocess, device, mirrored), model.feature_width, about)
+    return FeatureCache.open(feature_key(model, preprocess, device, mirrored, decode), model.feature_width, about)
 
 
 def dataset_features(
@@ -79,8 +84,8 @@ def dataset_features(
     `stored=False`: computed now, and not stored.
     """
     began, who = time.perf_counter(), processes or Processes(device=next(model.parameters()).device)
-    work = _Work(model, image_set, mirrored, who, progress)
-    cache = open_cache(model, image_set.preprocess, mirrored=mirrored) if stored else None
+    work = _Work(model, image_set.without_copies(), mirrored, who, progress)
+    cache = open_cache(model, image_set.preprocess, mirrored=mirrored, decode=image_set.decode) if stored else None
     if cache is None:
         features = work.run(None)
     else:
@@ -98,7 +103,7 @@ def dataset_features(
 def missing_share(model: Network, image_set: ImageSet, *, mirrored: bool = False) -> float:
     """Share of the images whose features are not stored, by a sample."""
     chosen = np.unique(np.linspace(0, len(image_set) - 1, min(len(image_set), SAMPLE)).astype(np.int64))
-    cache = open_cache(model, image_set.preprocess, mirrored=mirrored)
+    cache = open_cache(model, image_set.preprocess, mirrored=mirrored, decode=image_set.decode)
     if cache is None:
         return 1.0
     digests = []

@@ -12,7 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitlab.errors import TrainingError
+from vitlab.images.augment import Augment
+from vitlab.images.augment_regions import RegionAugment
+from vitlab.images.copies import CopyRule
 from vitlab.images.datasets import Data, FileOptions, TargetColumns, kind_of, open_data
+from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.images.sources.dataset import KIND_NAMES, TargetKind
@@ -185,9 +189,23 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
     )
     if recipe.data.balance == "sampling":
         plan = replace(plan, balanced=BalancedDraw(strata(data.train.labels)))
-    return BatchDataset(
-        ImageSet(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
-    )
+    augment = objective_class(recipe.objective.name).augmentation(recipe, pre)
+    image_set = ImageSet(data.train, pre, recipe.data.decode, _copies(recipe, len(data.train), pre, augment))
+    return BatchDataset(image_set, plan, augment)
+
+
+def _copies(
+    recipe: Recipe, images: int, pre: Preprocess, augment: Augment | MultiCrop | RegionAugment
+) -> CopyRule | None:
+    """How training photos are shrunk; None: files are read in every epoch.
+
+    The recipe and the data alone decide, and not the disk, so that a resumed run reads what it would have read.
+    """
+    if recipe.run.epochs < 2 or isinstance(augment, RegionAugment):  # masks and boxes are of the whole file
+        return None
+    crops, channels = augment.random_crops, len(pre.mean)
+    rule = CopyRule.for_crops(channels, crops) if crops else CopyRule(channels, None, pre.at_one_size())
+    return rule if rule.bytes_for(images) <= recipe.data.copies_gb * 1e9 else None
 
 
 def prepare(

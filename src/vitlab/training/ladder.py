@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from torch import Tensor
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
 from vitlab.errors import TrainingError
-from vitlab.images.datasets import Dataset, subset
+from vitlab.images.datasets import subset
 from vitlab.images.randomness import torch_seed
 from vitlab.images.sources.splits import few_labels, strata
 from vitlab.models.base import Network
@@ -233,14 +233,18 @@ class Ladder:
         )
 
     def _features(
-        self, model: Network, split: str, *, mirrored: bool = False, deadline: Deadline | None = None
+        self,
+        model: Network,
+        split: Literal["train", "val"],
+        *,
+        mirrored: bool = False,
+        deadline: Deadline | None = None,
     ) -> FeatureSet:
         """Raises `Late` after the deadline; several processes run to the end, for they wait for each other."""
         count = self.show.count if deadline is None or self.who.world > 1 else deadline.checked(self.show.count)
-        dataset: Dataset = getattr(self.data, split)
+        image_set = self.planner.image_set(model, split)
         what = f"features of {split}{', mirrored' if mirrored else ''}"
-        progress = adding(count, what, len(dataset))
-        image_set = ImageSet(dataset, model.require_preprocess())
+        progress = adding(count, what, len(image_set))
         features = dataset_features(model, image_set, mirrored=mirrored, processes=self.who, progress=progress)
         cached = len(features.indices) - features.computed
         from_cache = f", {cached:,} were stored before" if cached else ""

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -108,16 +109,22 @@ class Planner:
         """Of the images: as many as the encoder can see in its part of the time."""
         if self.unlimited:
             return 1.0
-        pre, per_image = model.require_preprocess(), self.encoder_seconds(model)
-        images = sum(missing_share(model, ImageSet(part, pre)) * len(part) for part in (self.data.train, self.data.val))
+        per_image, parts = self.encoder_seconds(model), [self.image_set(model, split) for split in ("train", "val")]
+        images = sum(missing_share(model, part) * len(part) for part in parts)
         left = self.clock.left - self.reserve(model, per_image)
         return min(1.0, max(FEATURES * left / max(per_image * images, 1e-9), 1e-6))
+
+    def image_set(self, model: Network, split: Literal["train", "val"]) -> ImageSet:
+        """What features are computed of: training photos are read as data.decode says, others exactly."""
+        dataset, pre = getattr(self.data, split), model.require_preprocess()
+        return ImageSet(dataset, pre, self.recipe.data.decode if split == "train" else "exact")
 
     def encoder_seconds(self, model: Network) -> float:
         """For one image, measured on a few."""
         train = self.data.train
         few = subset(train, np.linspace(0, len(train) - 1, min(len(train), TIMED)).astype(np.int64))
-        return dataset_features(model, ImageSet(few, model.require_preprocess()), stored=False).seconds / len(few)
+        image_set = ImageSet(few, model.require_preprocess(), self.recipe.data.decode)
+        return dataset_features(model, image_set, stored=False).seconds / len(few)
 
     def reserve(self, model: Network, per_image: float) -> float:
         """Seconds for the test images, the report and its heat maps, where the encoder takes `per_image`."""
@@ -130,7 +137,7 @@ class Planner:
         """Why there is no time for the features of the mirror images; empty: there is."""
         if self.unlimited:
             return ""
-        per_image, images = self.encoder_seconds(model), ImageSet(self.data.train, model.require_preprocess())
+        per_image, images = self.encoder_seconds(model), self.image_set(model, "train")
         seconds = per_image * len(images) * missing_share(model, images, mirrored=True)
         left = max(0.0, SHARE * (self.clock.left - self.reserve(model, per_image)))
         return "" if seconds <= left else f"for it takes {duration(seconds)} and {duration(left)} are left"

@@ -84,6 +84,7 @@ class SpeedMeter:
 
     def _measure(self, recipe: Recipe, folder: Path, patience: float) -> Speed:
         world = processes.start(recipe.run.device).world
+        recipe = replace(recipe, data=replace(recipe.data, copies_gb=0.0))  # the first epoch decodes every photo
         parts = recipe.optim.accumulate * world
         train, val = (self._some(split, parts) for split in (self.data.train, self.data.val))
         job = prepare(recipe, folder, Data(self.data.name, self.data.classes, train, val, None))
@@ -131,7 +132,7 @@ def timing_key(recipe: Recipe, classes: int, channels: int) -> str:
     tables = to_tables(recipe)
     about = {group: tables[group] for group in ("augment", "model", "objective", "optim")}
     about["run"] = {name: tables["run"][name] for name in ("amp", "compile", "device", "sharding")}
-    about["data"] = {name: tables["data"][name] for name in ("source", "batch_size", "repeats")}
+    about["data"] = {name: tables["data"][name] for name in ("source", "batch_size", "repeats", "decode")}
     threads = torch.get_num_threads()
     machine = [platform.node(), platform.processor(), os.cpu_count(), threads, torch.__version__]
     text = json.dumps([about, classes, channels, machine], sort_keys=True, default=str)

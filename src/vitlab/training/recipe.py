@@ -44,6 +44,8 @@ class DataRecipe(Config):
     balance: Literal["none", "sampling", "loss"] = "none"  # rare classes count as much: drawn as often, or weighted
     group: str | None = None  # images that no split tears apart: a CSV's column, parent, or re:EXPRESSION on the path
     pixels: Literal["auto", "photo", "stored"] = "auto"  # 8-bit RGB, or the values and channels that files hold
+    decode: Literal["fast", "exact"] = "fast"  # training photos: at the size needed, or all pixels as in evaluation
+    copies_gb: float = 4.0  # with fast: disk for shrunken copies, which epochs read in place of the files; 0: none
     channels: int | None = None  # of .npy files, where their shape does not tell
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
     max_unreadable: int = 20  # images that may be skipped before the run stops
@@ -189,7 +191,8 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("data.channels", lambda v: v is None or v >= 1, "must be 1 or more"),
     ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
     (
-        "data.workers data.max_unreadable data.max_bad_annotations optim.momentum run.save_every run.keep run.minutes",
+        "data.copies_gb data.workers data.max_unreadable data.max_bad_annotations optim.momentum run.save_every run.keep "
+        "run.minutes",
         lambda v: v >= 0,
         "must be 0 or more",
     ),

@@ -18,7 +18,7 @@ from vitlab.errors import DataError, ImageError
 from vitlab.images.bands import SCALES, StoredPixels, read_bands
 from vitlab.images.digest import file_digest, pixel_digest
 from vitlab.images.randomness import uniform
-from vitlab.images.read import read_image
+from vitlab.images.read import Source, read_image
 from vitlab.images.regions import Regions
 from vitlab.special_files import special_kind
 
@@ -59,6 +59,7 @@ class Dataset(Protocol):
     def images(self) -> np.ndarray | None: ...  # (N, H, W, C) where the whole split lives in memory
     def __len__(self) -> int: ...
     def read(self, index: int) -> np.ndarray: ...  # (H, W, C) uint8, or as stored
+    def source(self, index: int) -> Source: ...  # what `read` decodes: a path, the bytes of a file, or pixels
     def name_of(self, index: int) -> str: ...  # a path, or "cifar10/train/123"
     def digest(self, index: int) -> bytes: ...  # of the image's contents; raises as `read` does
 
@@ -163,6 +164,9 @@ class ArrayDataset:
         assert self.images is not None
         return self.images[index].copy()  # (H, W, C)
 
+    def source(self, index: int) -> Source:
+        return self.read(index)
+
     def name_of(self, index: int) -> str:
         return f"{self.name}/{self.ids[index]}"
 
@@ -195,6 +199,9 @@ class FileDataset:
         if self.stored is None:
             return np.array(read_image(path))  # (H, W, 3)
         return read_bands(path, channels=self.stored.channels)  # (H, W, C)
+
+    def source(self, index: int) -> Source:
+        return self.name_of(index)
 
     def name_of(self, index: int) -> str:
         return self.paths[index]
@@ -254,6 +261,9 @@ class Captioned:
     def read(self, index: int) -> np.ndarray:
         return self.dataset.read(index)
 
+    def source(self, index: int) -> Source:
+        return self.dataset.source(index)
+
     def name_of(self, index: int) -> str:
         return self.dataset.name_of(index)
 
@@ -304,6 +314,9 @@ class Annotated:
     def read(self, index: int) -> np.ndarray:
         return self.dataset.read(index)
 
+    def source(self, index: int) -> Source:
+        return self.dataset.source(index)
+
     def regions(self, index: int, size: tuple[int, int]) -> Regions:
         """Of an image of this (H, W)."""
         try:
@@ -334,6 +347,9 @@ class Subset:
 
     def read(self, index: int) -> np.ndarray:
         return self.dataset.read(int(self.indices[index]))
+
+    def source(self, index: int) -> Source:
+        return self.dataset.source(int(self.indices[index]))
 
     def name_of(self, index: int) -> str:
         return self.dataset.name_of(int(self.indices[index]))

@@ -96,6 +96,9 @@ class ShardDataset:
     def read(self, index: int) -> np.ndarray:
         return np.array(read_image(self._bytes(index), name=self.name_of(index)))  # (H, W, 3)
 
+    def source(self, index: int) -> bytes:
+        return self._bytes(index)
+
     def name_of(self, index: int) -> str:
         return f"{self._shard(index)}/{self.names[index]}"
 
