@@ -148,7 +148,9 @@ def test_a_crop_of_a_copy_is_the_crop_of_the_photo(photos):
     expected = torch.from_numpy(copy.pixels[top:bottom, left:right].copy()).permute(2, 0, 1)
     assert torch.equal(view, expected)
     exact = np.asarray(Image.open(photos.paths[0]).crop(box).resize((20, 14), BICUBIC)).astype(float)
-    moved = np.asarray(Image.open(photos.paths[0]).crop([side + 12 for side in box]).resize((20, 14), BICUBIC))
+    moved = np.asarray(
+        Image.open(photos.paths[0]).crop((box[0] + 12, box[1] + 12, box[2] + 12, box[3] + 12)).resize((20, 14), BICUBIC)
+    )
     error = np.abs(view.permute(1, 2, 0).numpy() - exact).mean()
     assert error < 0.6 * np.abs(moved - exact).mean()  # 12 pixels are 1.3 of the copy
 

@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.images.copies import CopiedPhotos, CopyRule
 from vitlab.images.datasets import open_data
+from vitlab.images.sources.dataset import FileDataset
 from vitlab.training import feature_cache
 from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import forward_all
@@ -189,7 +191,7 @@ def test_vitlab_cache_lists_and_removes(cache, model, digits, command):
         (90, size, [8, 8], False),
     ]
     assert listed[0]["key"] in command("cache").stdout
-    assert "no features are kept under the key nothing" in command("cache", "--remove", "nothing", code=2).stderr
+    assert "nothing is kept under the key nothing" in command("cache", "--remove", "nothing", code=2).stderr
     assert "use one of them" in command("cache", "--clear", "--older-than", 3, code=2).stderr
     assert json.loads(command("cache", "--older-than", 1, "--json").stdout)["removed"] == []
     removed = json.loads(command("cache", "--remove", listed[0]["key"], "--json").stdout)["removed"]
@@ -197,3 +199,17 @@ def test_vitlab_cache_lists_and_removes(cache, model, digits, command):
     assert dataset_features(model, image_set).computed == 0
     assert "90 features" in command("cache", "--clear").stderr
     assert not list(cache.glob("*.f32")) and dataset_features(model, image_set).computed == 90
+
+
+def test_vitlab_cache_lists_and_removes_shrunken_photos(cache, command, tmp_path):
+    Image.fromarray(np.zeros((50, 70, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    photos = CopiedPhotos(FileDataset([tmp_path / "a.png"], np.zeros(1), ["a"]), CopyRule(channels=3, side=20))
+    with photos.reading() as photo:
+        photo(0)
+    (row,) = json.loads(command("cache", "--json").stdout)["copies"]
+    assert (row["rule"], row["images"], row["bytes"]) == ("shorter side 20", 1, 20 * 28 * 3)
+    assert "shrunken photos" in command("cache").stdout
+    assert json.loads(command("cache", "--older-than", 1, "--json").stdout)["removed_copies"] == []
+    assert "1 shrunken photos" in command("cache", "--remove", row["key"]).stderr
+    assert json.loads(command("cache", "--json").stdout)["copies"] == []
+    assert "nothing is kept" in command("cache", "--remove", row["key"], code=2).stderr

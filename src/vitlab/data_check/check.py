@@ -36,7 +36,7 @@ from vitlab.inference import open_model
 from vitlab.models.base import Network
 from vitlab.models.task import LabelTask
 from vitlab.training.batches import ImageSet
-from vitlab.training.features import Count, FeatureSet, adding, dataset_features
+from vitlab.training.features import Count, FeatureSet, adding, dataset_features, joined_features
 from vitlab.training.label_issues import FEWEST, find_label_issues
 from vitlab.training.probe import fit_probe
 from vitlab.training.starting_points import BUNDLED, Need, find_start
@@ -164,12 +164,17 @@ def _encoder(model: ModelOrName, images: int, device: str | None) -> tuple[Netwo
 
 
 def _features(network: Network, joined: Joined, contents: ImageContents, progress: Count | None) -> FeatureSet:
-    """Of the readable images, numbered as in `joined`."""
-    readable = np.flatnonzero(contents.readable)
-    image_set = ImageSet(subset(joined, readable), network.require_preprocess(), "fast")
-    features = dataset_features(network, image_set, progress=adding(progress, "features", len(readable)))
-    features.indices = readable[features.indices]
-    return features
+    """Of the readable images, numbered as in `joined`; a split is read as in training, which shares its features."""
+    readable, pre = np.flatnonzero(contents.readable), network.require_preprocess()
+    count, parts = adding(progress, "features", len(readable)), []
+    for name, first, last in zip(joined.names, joined.starts[:-1], joined.starts[1:], strict=True):
+        numbers = readable[(readable >= first) & (readable < last)]
+        if len(numbers):
+            image_set = ImageSet(subset(joined, numbers), pre, "fast" if name == "train" else "exact")
+            features = dataset_features(network, image_set, progress=count)
+            features.indices = numbers[features.indices]
+            parts.append(features)
+    return joined_features(parts)
 
 
 def _look_at_sizes(result: CheckResult, contents: ImageContents) -> None:

@@ -179,8 +179,10 @@ def evaluate(
                     "--knn, --probe and --few-shot learn from training images, and there are only (image, label) pairs "
                     "to evaluate on: name a dataset; or evaluate a CLIP with templates."
                 )
-            learned = [data.train, data.val] if chosen == "test" and data.val else [data.train]
-            parts = [ImageSet(part, image_set.preprocess) for part in learned] + [image_set]
+            pre = image_set.preprocess
+            parts = [ImageSet(data.train, pre, "fast")]  # as training reads it, so that both share the features
+            parts += [ImageSet(data.val, pre)] if chosen == "test" and data.val else []
+            parts += [image_set]
             common["progress"] = adding(progress, "features", sum(map(len, parts)))
             *banks, queries = (_features(network, part, result.skipped, **common) for part in parts)
             bank: Features = torch.cat([x for x, _ in banks]), torch.cat([labels for _, labels in banks])

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
@@ -142,6 +143,7 @@ class CopiedPhotos:
     def _open(self) -> sqlite3.Connection | None:
         try:
             index = connect(folder() / INDEX, TABLES, PIXELS)
+            index.execute("PRAGMA synchronous = OFF")  # what a power cut damages is made again
             about = (self.rule.key, str(self.rule), self.rule.channels, time.time())
             index.execute("INSERT OR REPLACE INTO rules VALUES (?, ?, ?, ?)", about)
             return index
@@ -232,6 +234,11 @@ class StoredCopies:
     images: int
     bytes: int
     used: float  # seconds since 1970
+
+    def cells(self) -> list[str]:
+        """As those of training/feature_cache.py: key, model, pixels, images, MB, last used."""
+        used = datetime.fromtimestamp(self.used).strftime("%Y-%m-%d %H:%M")
+        return [self.key, "shrunken photos", self.rule, f"{self.images:,}", f"{self.bytes / 1e6:,.1f}", used]
 
 
 def stored_copies() -> list[StoredCopies]:

@@ -178,9 +178,9 @@ def _resize_exactly(pixels: Pixels, box: Box, size: tuple[int, int], kernel: Ima
 def _turned(view: Tensor, turn: int) -> Tensor:
     """(C, h, w) as stored -> as it is seen."""
     if turn == 1:
-        return view.contiguous()
+        return view
     seen = TURNED[turn](view.permute(1, 2, 0).numpy())  # (H, W, C)
-    return torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))
+    return torch.from_numpy(np.ascontiguousarray(seen)).permute(2, 0, 1)
 
 
 def _cut(pixels: Pixels, box: tuple[int, int, int, int], channels: int) -> np.ndarray:
@@ -205,10 +205,8 @@ def _channels_last(image: Image.Image) -> np.ndarray:
 
 
 def resize_bytes(pixels: np.ndarray, size: tuple[int, int], kernel: Image.Resampling) -> Tensor:
-    """(H, W, C) uint8 -> (C, h, w) uint8, antialiased."""
+    """(H, W, C) uint8 -> (C, h, w) uint8, antialiased; in memory mostly as (h, w, C)."""
     if pixels.shape[:2] != size and kernel not in MODES:
         pixels = _channels_last(_image(pixels).resize((size[1], size[0]), kernel))
     x = torch.from_numpy(np.require(pixels, requirements="W")).permute(2, 0, 1)  # (C, H, W)
-    if pixels.shape[:2] == size:
-        return x.contiguous()
-    return F.interpolate(x[None], size, mode=MODES[kernel], antialias=True)[0].contiguous()
+    return x if pixels.shape[:2] == size else F.interpolate(x[None], size, mode=MODES[kernel], antialias=True)[0]

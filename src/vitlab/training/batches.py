@@ -221,23 +221,25 @@ class ImageSet:
         if self.in_memory is not None and boxes is None:
             return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
         dtype = torch.uint8 if self.preprocess.stored is None else torch.float32
-        none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=dtype)
 
         def fit(position: int, image: np.ndarray, name: str) -> Tensor:
             return self._fit(
                 image, boxes(position, (image.shape[0], image.shape[1])) if boxes is not None else None, name
-            )[None]
+            )
 
         def view(position: int, photo: Photo) -> Tensor:
             if boxes is None:
-                return self.preprocess.view_scaled(photo)[None]
+                return self.preprocess.view_scaled(photo)
             left, top, right, bottom = boxes(position, photo.size).tolist()
             kernel = RESAMPLING[self.preprocess.interpolation]
             cut = Cut((left, top, right, bottom), self.preprocess.size)
-            return photo.views([cut], kernel, len(self.preprocess.mean))[0][None]
+            return photo.views([cut], kernel, len(self.preprocess.mean))[0]
 
         images, kept, skipped = self.read_photos(indices, view) if self.fast else self.read(indices, fit)
-        return torch.cat([none, *images]), kept, skipped
+        batch = torch.empty(len(images), len(self.preprocess.mean), *self.preprocess.size, dtype=dtype)
+        for place, image in zip(batch, images, strict=True):
+            place.copy_(image)
+        return batch, kept, skipped
 
     def read_photos(self, indices: np.ndarray, make: Callable[[int, Photo], T]) -> tuple[list[T], np.ndarray, Skipped]:
         """`make(position, photo)` of each photo, which is decoded when a view of it is asked for; the rest as in
@@ -371,7 +373,7 @@ class BatchDataset(Dataset):
             read = image_set.read_photos(indices, cut_photo) if image_set.fast else image_set.read(indices, cut)
             crops_by_image, kept, skipped = read
             indices, repeat = indices[kept], repeat[kept]
-            cuts = [torch.stack(parts) for parts in zip(*crops_by_image, strict=True)]
+            cuts = [torch.stack(parts).contiguous() for parts in zip(*crops_by_image, strict=True)]
             views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []
         numbers = torch.from_numpy(indices)
         if not len(kept):

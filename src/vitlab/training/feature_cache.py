@@ -25,7 +25,6 @@ from typing import TypedDict
 import numpy as np
 
 from vitlab.content_index import connect, transaction
-from vitlab.errors import UsageError
 from vitlab.images.sources.download import cache_dir
 from vitlab.tables import Table, Tabular, by
 
@@ -180,21 +179,15 @@ def encoders() -> CachedEncoders:
     return listed
 
 
-def clean(keys: Sequence[str] | None = None, unused_days: float | None = None) -> CachedEncoders:
-    """Remove the features of these encoders, or of those not used for so many days; of all by default. Returns them."""
-    listed = encoders()
-    if missing := set(keys or ()) - {encoder.key for encoder in listed}:
-        raise UsageError(f"no features are kept under the key {min(missing)}. `vitlab cache` lists the keys.")
-    chosen = CachedEncoders(encoder for encoder in listed if keys is None or encoder.key in keys)
-    if unused_days is not None:
-        chosen = CachedEncoders(one for one in chosen if time.time() - one.used > 86_400 * unused_days)
-    if chosen:
-        index = _connect(folder())
-        for encoder in chosen:
-            index.execute("DELETE FROM features WHERE key = ?", (encoder.key,))
-            index.execute("DELETE FROM encoders WHERE key = ?", (encoder.key,))
-            with suppress(FileNotFoundError):
-                (folder() / f"{encoder.key}{VECTORS}").unlink()
-        index.execute("VACUUM")
-        index.close()
-    return chosen
+def remove_features(chosen: Sequence[CachedEncoder]) -> None:
+    """Delete the features of these encoders from the disk."""
+    if not chosen:
+        return
+    index = _connect(folder())
+    for encoder in chosen:
+        index.execute("DELETE FROM features WHERE key = ?", (encoder.key,))
+        index.execute("DELETE FROM encoders WHERE key = ?", (encoder.key,))
+        with suppress(FileNotFoundError):
+            (folder() / f"{encoder.key}{VECTORS}").unlink()
+    index.execute("VACUUM")
+    index.close()

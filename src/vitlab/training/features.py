@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -49,6 +49,18 @@ class FeatureSet:
     skipped: Skipped = field(default_factory=dict)  # the others: name -> what is wrong
     computed: int = 0  # images that went through the encoder now; the others were known
     seconds: float = 0.0  # that this took
+
+
+def joined_features(parts: Sequence[FeatureSet]) -> FeatureSet:
+    """Those of several parts of one dataset as one, in their order."""
+    return FeatureSet(
+        torch.cat([part.vectors for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        np.concatenate([part.indices for part in parts]),
+        {name: error for part in parts for name, error in part.skipped.items()},
+        sum(part.computed for part in parts),
+        sum(part.seconds for part in parts),
+    )
 
 
 def feature_key(

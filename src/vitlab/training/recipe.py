@@ -191,8 +191,8 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("data.channels", lambda v: v is None or v >= 1, "must be 1 or more"),
     ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
     (
-        "data.copies_gb data.workers data.max_unreadable data.max_bad_annotations optim.momentum run.save_every run.keep "
-        "run.minutes",
+        "data.copies_gb data.workers data.max_unreadable data.max_bad_annotations optim.momentum run.save_every "
+        "run.keep run.minutes",
         lambda v: v >= 0,
         "must be 0 or more",
     ),
