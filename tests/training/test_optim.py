@@ -1,5 +1,6 @@
 """Optimisers: Muon against torch's own and against singular values, groups, rates, and their state through a file."""
 
+import copy
 import math
 import sys
 
@@ -185,3 +186,31 @@ def test_a_short_run_is_not_all_warm_up():
     factors = [lr_factor(s, 30, warmup=7, schedule="cosine", final=0) for s in range(30)]
     assert factors.index(1.0) == 6 and factors[-1] < 0.01
     assert warmup_steps(OptimRecipe(warmup_steps=100), 10, 4) == (100, 1)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_one_kernel_for_a_parameter_moves_it_as_torchs_loop_does(name):
+    """And a save in between changes no bit."""
+    ours = vitlab.create("vit_digits", depth=1)
+    theirs, resumed = copy.deepcopy(ours), copy.deepcopy(ours)
+    recipe = OptimRecipe(name=name, lr=0.03, weight_decay=0.1, betas=(0.8, 0.95))
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+    options = {"momentum": 0.9} if name == "sgd" else {"betas": (0.8, 0.95)}
+    a, b = Optimisers(ours, recipe), kind(parameter_groups(theirs, 0.1), lr=0.03, foreach=False, **options)
+    assert all(group["fused"] for group in a.parts[0].param_groups)
+    steps = [a.parts[0], b]
+    for step in range(4):
+        if step == 2:
+            resumed.load_state_dict(ours.state_dict())
+            c = Optimisers(resumed, recipe)
+            c.load({key: value.clone() for key, value in a.tensors().items()})
+            steps.append(c.parts[0])
+        gradients = [torch.randn_like(p) for p in ours.parameters()]
+        for model in (ours, theirs, resumed):
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p.grad = gradient.clone()
+        for optimiser in steps:
+            optimiser.step()
+    for p, q, r in zip(ours.parameters(), theirs.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+        assert torch.equal(p, r)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 
 from vitlab.errors import TrainingError
 from vitlab.training.recipe import OptimRecipe
-from vitlab.training.sharding import full_tensor, share_like
+from vitlab.training.sharding import full_tensor, is_share, share_like
 
 LONGEST_WARMUP = 0.25  # of a run
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -178,11 +178,12 @@ class Optimisers:
                 )
             self.parts.append(Muon(matrices, lr=recipe.muon_lr))
             groups = rest
+        fused = _in_one_kernel(groups)
         if recipe.name == "sgd":
-            self.parts.append(EagerSGD(groups, lr=recipe.lr, momentum=recipe.momentum))
+            self.parts.append(EagerSGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=fused))
         elif groups:
             kind = EagerAdam if recipe.name == "adam" else EagerAdamW
-            self.parts.append(kind(groups, lr=recipe.lr, betas=recipe.betas))
+            self.parts.append(kind(groups, lr=recipe.lr, betas=recipe.betas, fused=fused))
         self.names = {
             p: n for part in self.parts for g in part.param_groups for n, p in zip(g["names"], g["params"], strict=True)
         }
@@ -231,6 +232,13 @@ class Optimisers:
             if value.shape == parameter.shape:  # the count of steps is a lone number, which stays on the CPU
                 value = share_like(value.to(parameter.device), parameter)
             part.state[parameter][entry] = value.clone()
+
+
+def _in_one_kernel(groups: list[dict[str, Any]]) -> bool | None:
+    """Whether torch updates a parameter in one kernel, which on a CPU it does not by itself; None: torch chooses."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    plain = all(p.device.type == "cpu" and p.is_floating_point() and not is_share(p) for p in parameters)
+    return True if plain else None
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
