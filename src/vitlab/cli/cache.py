@@ -32,7 +32,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
     json: Json = False,
 ) -> None:
-    """List or remove image features and shrunken photos kept on disk.
+    """List or remove cached features and shrunken photos.
 
     Training, evaluation and search keep the features of each image, so that an encoder never sees it twice. Training
     keeps shrunken copies of photos, so that it decodes each of them once.
