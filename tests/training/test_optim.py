@@ -116,9 +116,9 @@ def test_state_goes_through_tensors_to_the_bit(name):
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
-        ("sgd", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05)),
-        ("adam", lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.999), weight_decay=0.05)),
-        ("adamw", lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.9, 0.999), weight_decay=0.05)),
+        ("sgd", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05, fused=True)),
+        ("adam", lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.999), weight_decay=0.05, fused=True)),
+        ("adamw", lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.9, 0.999), weight_decay=0.05, fused=True)),
     ],
 )
 def test_steps_are_torchs_to_the_bit_and_import_no_compiler(name, theirs, monkeypatch):
