@@ -1,7 +1,7 @@
 """Does a trained model keep its accuracy at another image size, before any fine-tuning? 28 -> 48 is 224 -> 384.
 
     python benchmarks/resize.py [RECIPE] [KEY=VALUE ...] [--sizes 48] [--seeds 3] [--checkpoint RUN/best]
-    python benchmarks/resize.py digits model.image_size=28 model.patch_size=4 --seeds 3
+    python benchmarks/resize.py digits model.stem=conv model.image_size=28 model.patch_size=4 --seeds 3
 
 Patches keep their side, so the picture becomes more of them (7 x 7 -> 12 x 12) and the learned positions are resized
 bicubically, as ViT does (arXiv:2010.11929, section 3.2). Both sizes show the same content: the larger pictures are the

@@ -219,7 +219,7 @@ def test_diff_prints_what_the_page_shows(ran, monkeypatch, capsys):
         vitlab.cli.main.run()
     printed = capsys.readouterr().out
     assert without_numbers("\n".join(lines)) == without_numbers(printed)
-    assert "first difference: patch_embed" in printed and "LayerNorm eps: 1e-06 in A, 0.0001 in B" in printed
+    assert "first difference: blocks.0.norm1" in printed and "LayerNorm eps: 1e-06 in A, 0.0001 in B" in printed
 
 
 def without_numbers(text: str) -> list[str]:

@@ -196,7 +196,7 @@ def test_figure7_finds_what_training_did(executed):
 def test_compare_models_finds_what_was_planted(executed):
     printed = said(executed("compare_models"))
     assert all(float(share) > 80 for share in re.findall(r"^[AB]: ([\d.]+)% of 300", printed, re.MULTILINE))
-    assert "LayerNorm eps: 1e-06 in A, 1e-05 in B" in printed and "first difference: patch_embed" in printed
+    assert "LayerNorm eps: 1e-06 in A, 1e-05 in B" in printed and "first difference: blocks.0.norm1" in printed
     assert "mean and std" in printed and "first difference: preprocess" in printed
     gains = re.findall(r"^(?:insertion|road) +relevance +\S+ +(\S+) ±", printed, re.MULTILINE)
     assert len(gains) == 2 and all(float(gain) > 0 for gain in gains)  # better than an order by lot
