@@ -73,7 +73,6 @@ def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, com
     recipe = with_settings(
         find_recipe("digits")[1], ["run.epochs=2", "data.per_class=10", f"model.init_from={run}/best"]
     )
-    recipe = with_settings(recipe, ["model.stem=patch"]) if method == "mae" else recipe
     tuned = fit(recipe, tmp_path / "tuned")
     first = load_with_report(run / "best", encoder=True, classes=10)[0]
     assert first.config.classes == 10 and tuned["params"] == sum(p.numel() for p in first.parameters())
