@@ -59,6 +59,10 @@ def _shallow(config: Any) -> dict[str, Any]:
         by_stage = ("heads", "widths", "reductions", "mlp_ratios")
         ends = {key: (value[0], value[-1]) for key, value in vars(config).items() if key in by_stage}
         return {**ends, "depths": (2, 1)}
+    if hasattr(config, "joined"):
+        return {"depth": 1, "joined": 1}
+    if hasattr(config, "layers"):  # which blocks a head reads
+        return {"depth": 1, "layers": (0,) * len(config.layers)}
     return {"depth": 1}
 
 

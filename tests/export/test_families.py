@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ import torch.nn.functional as F
 
 import vitlab
 from vitlab.export import Comparison, export_model, open_export, verify
+from vitlab.export.loader import DenseExported
 from vitlab.export.metadata import model_metadata
 from vitlab.export.onnx import set_metadata
 from vitlab.export.quantize import to_int8
 from vitlab.export.samples import preprocess_batch, sample_images
+from vitlab.export.wrapper import in_a_row
 from vitlab.images.samples import open_sample
 from vitlab.layers.positions import cubic_weights, resize_grid
 from vitlab.models import registry
 from vitlab.models.base import features_of
+from vitlab.models.dense import DenseOutput
 from vitlab.reduce import reducer_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,11 +37,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @cache
 def opened_by_others(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Without our code."""
+    """Without our code; several outputs side by side."""
     if path.suffix == ".pt2":
-        return torch.export.load(path).module()
+        module = torch.export.load(path).module()
+        return lambda x: in_a_row(module(x))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    name = session.get_inputs()[0].name
+    return lambda x: in_a_row([torch.from_numpy(value) for value in session.run(None, {name: x.numpy()})])
 
 
 def run_by_others(path: Path, x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +54,7 @@ def check(path: Path, look: Any, *shapes: tuple[int, ...]) -> None:
     for shape in shapes:
         x = torch.randn(shape)
         with torch.no_grad():
-            expected = look(x)
+            expected = in_a_row(look(x))
         torch.testing.assert_close(run_by_others(path, x), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -59,7 +64,7 @@ OPEN = ("vit", "clip", "dino", "resnet", "dinov3", "eva02", "pe")  # the others 
 # In half of the time; their operations stand in the ONNX files of the others, and DINO below.
 AS_PT2 = (
     *("dino", "hybrid", "clip_vision", "siglip", "naflex_vit", "relpos", "aimv2", "eva02", "pe", "swinv2", "pvt"),
-    *("aimv2_lit", "eva02_clip", "pe_clip"),
+    *("aimv2_lit", "eva02_clip", "pe_clip", "linear_head", "yolos", "dpt"),
 )
 
 
@@ -85,12 +90,15 @@ def test_family(family, made):
     """
     model, path = made(family)
     c = model.config
-    look = model if c.classes else features_of(model)
+    look = model if c.classes or family == "dpt" else features_of(model)
     (h, w), step = c.image_size, 2 * getattr(getattr(c, "encoder", c), "patch_size", 8)
     others = [(5, c.channels, h, w + step), (1, c.channels, h + 2 * step, w), (2, c.channels, h - step, w + step)]
     check(path, look, (1, c.channels, h, w), (3, c.channels, h, w), *(others if family in OPEN else []))
     shipped = open_export(path)
     assert (shipped.family, shipped.labels, shipped.preprocess) == (model.family, model.labels, model.preprocess)
+    if isinstance(shipped, DenseExported):
+        assert [f.name for f in fields(DenseOutput) if f.name in shipped.metadata.fields] == shipped.metadata.fields
+        assert shipped.capabilities == model.answers
 
 
 def test_other_sizes_are_judged_too(made, tmp_path):

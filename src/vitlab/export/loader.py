@@ -24,10 +24,18 @@ from vitlab.layers.edit import Edit
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Card, Network, features_of
+from vitlab.models.dense import DenseOutput, dense_output
 from vitlab.models.task import task_from_dict
 from vitlab.text.tokenizer import Tokenizer
 
 SUFFIXES = (".onnx", ".pt2")
+Run = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
+DENSE = {  # what fields of a DenseOutput make a network able to do
+    "masks": Capability.SEGMENT,
+    "semantic": Capability.SEGMENT,
+    "boxes": Capability.DETECT,
+    "depth": Capability.DEPTH,
+}
 CAPABILITY = {"logits": Capability.CLASSIFY, "features": Capability.EMBED, "text": Capability.TEXT}
 
 
@@ -70,7 +78,7 @@ class InferenceNetwork(Network):
 class Exported(InferenceNetwork):
     """An exported model. It runs on the CPU and has no torch parameters."""
 
-    def __init__(self, run: Callable[[Tensor], Tensor], metadata: ExportMetadata, path: Path):
+    def __init__(self, run: Run, metadata: ExportMetadata, path: Path):
         super().__init__()
         self.path, self.metadata, self._run = path, metadata, [run]  # a list hides the program from nn.Module
         self.gives, self.family, self.labels = metadata.gives, metadata.family, metadata.labels
@@ -86,12 +94,14 @@ class Exported(InferenceNetwork):
     def forward(self, x: Tensor) -> Tensor:
         if self.gives != "text":
             self._check(x)
-        return self._run[0](x)
+        outputs = self._run[0](x)
+        assert isinstance(outputs, Tensor)
+        return outputs
 
     def with_size(self, size: tuple[int, int]) -> Exported:
         """This model for another image size, if it was exported with dynamic size."""
         self._check_fixed(size)
-        other = Exported(self._run[0], replace(self.metadata, image_size=size), self.path)
+        other = type(self)(self._run[0], replace(self.metadata, image_size=size), self.path)
         other.preprocess = self.preprocess.with_size(size) if self.preprocess is not None else None
         return other
 
@@ -113,6 +123,20 @@ class Exported(InferenceNetwork):
             raise UsageError(f"{self.path}: height and width must be multiples of {stride}, not {h} x {w}.")
 
 
+class DenseExported(Exported):
+    """An exported network for pixels or objects: `forward` gives a DenseOutput."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(DENSE[name] for name in self.metadata.fields if name in DENSE)
+
+    def forward(self, x: Tensor) -> DenseOutput:  # type: ignore[override]
+        self._check(x)
+        outputs = self._run[0](x)
+        values = (outputs,) if isinstance(outputs, Tensor) else outputs
+        return dense_output(dict(zip(self.metadata.fields, values, strict=True)))
+
+
 def open_export(source: str | PathLike[str]) -> Exported:
     path = Path(source).expanduser()
     if path.suffix.lower() not in SUFFIXES:
@@ -124,7 +148,8 @@ def open_export(source: str | PathLike[str]) -> Exported:
     else:
         run = Session(path)
         metadata = ExportMetadata.from_json(run.metadata.get(KEY), path)
-    return Exported(run, metadata, path).eval()
+        run = run.outputs if metadata.gives == "dense" else run
+    return (DenseExported if metadata.gives == "dense" else Exported)(run, metadata, path).eval()
 
 
 def open_network(model: ModelOrName, **load_options: Any) -> Network:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -14,6 +14,7 @@ from vitlab.checkpoints.digests import fingerprint
 from vitlab.errors import ExportError, VitlabError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
+from vitlab.models.dense import DenseOutput
 from vitlab.models.task import CLASSES, task_from_dict
 from vitlab.models.two_towers import TwoTowers
 from vitlab.parsing import parse_json, spell_not_finite
@@ -22,10 +23,11 @@ from vitlab.version import __version__
 KEY = "vitlab"  # key in ONNX's metadata_props; a torch.export archive has a file vitlab.json
 FORMAT = 1
 WITH_TASK = 2  # its logits are no classes, which a vitlab that reads format 1 alone would take them for
-OutputKind = Literal["logits", "features", "text"]
+OutputKind = Literal["logits", "features", "text", "dense"]
 CARD: schema.Kinds = {name: schema.CARD[name] for name in ("name", "source", "licence", "metrics")}
 KINDS: schema.Kinds = {
-    "gives": schema.Kind("logits, features or text", lambda value: value in ("logits", "features", "text")),
+    "gives": schema.Kind("logits, features, text or dense", lambda value: value in get_args(OutputKind)),
+    "fields": schema.Kind("names of a DenseOutput's fields", lambda value: _are_fields(value)),
     "family": schema.TEXT,
     "classes": schema.WHOLE,
     "image_size": schema.Kind("[height, width]", lambda value: isinstance(value, list) and schema.PAIR.fits(value)),
@@ -44,11 +46,12 @@ KINDS: schema.Kinds = {
 class ExportMetadata:
     """Also the config of an exported network."""
 
-    gives: OutputKind  # logits, image features, or the text features of a CLIP
+    gives: OutputKind  # logits, image features, the text features of a CLIP, or the fields of a DenseOutput
     family: str
-    classes: int  # 0 unless gives is logits
+    classes: int  # 0 unless gives is logits or dense
     image_size: tuple[int, int]
     channels: int
+    fields: list[str] = field(default_factory=list[str])  # of a DenseOutput, in the order of the outputs
     dynamic_size: bool = False  # whether other image sizes are allowed
     stride: int = 1  # image sides must be multiples of this
     labels: list[str] | None = None
@@ -110,22 +113,27 @@ class ExportMetadata:
         return replace(metadata, image_size=tuple(metadata.image_size))
 
 
+def _are_fields(value: object) -> bool:
+    names = [f.name for f in fields(DenseOutput)]
+    return schema.TEXTS.fits(value) and set(value) <= set(names)  # type: ignore[call-overload]
+
+
 def _unusable(path: Path, error: ValueError) -> ExportError:
     return ExportError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.")
 
 
 def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportMetadata:
-    """`options`: dynamic_size, stride, reducer and int8 of the export."""
+    """`options`: fields, dynamic_size, stride, reducer and int8 of the export."""
     towers = model if isinstance(model, TwoTowers) else None
     tokenizer = towers.tokenizer if towers is not None and gives == "text" else None
     task = None if model.task == CLASSES or gives != "logits" else model.task.to_dict()
     return ExportMetadata(
         gives=gives,
         family=model.family,
-        classes=model.config.classes if gives == "logits" else 0,
+        classes=model.config.classes if gives in ("logits", "dense") else 0,
         image_size=model.input_size,
         channels=model.config.channels,
-        labels=list(model.labels) if gives == "logits" and model.labels else None,
+        labels=list(model.labels) if gives in ("logits", "dense") and model.labels else None,
         task=task,
         format=FORMAT if task is None else WITH_TASK,
         preprocess=model.preprocess.at_one_size().to_dict()

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from vitlab.errors import ExportError
 from vitlab.export.metadata import KEY, ExportMetadata
 from vitlab.export.program import first_line, suppress_output
-from vitlab.export.wrapper import INPUTS, OUTPUTS
+from vitlab.export.wrapper import INPUTS, OUTPUTS, in_a_row
 from vitlab.optional import require
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ OPSET = 20
 def save_onnx(program: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
     """Above 1.5 GiB, torch's threshold (ONNX's own is 2 GB), the weights are stored in PATH.data."""
     require("an ONNX file", "onnx", "onnxscript")
-    names: dict[str, Any] = dict(input_names=[INPUTS[metadata.gives]], output_names=[OUTPUTS[metadata.gives]])
+    outputs = metadata.fields if metadata.gives == "dense" else [OUTPUTS[metadata.gives]]
+    names: dict[str, Any] = dict(input_names=[INPUTS[metadata.gives]], output_names=outputs)
     with suppress_output():
         translations: dict[Any, Any] = {torch.ops.aten.sort.stable: _stable_sort}
         exported = torch.onnx.export(
@@ -96,6 +97,10 @@ class Session:
     def metadata(self) -> dict[str, str]:
         return self.session.get_modelmeta().custom_metadata_map
 
+    def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        values = self.session.run(None, {self.input: x.detach().cpu().contiguous().numpy()})
+        return tuple(torch.from_numpy(value) for value in values)
+
     def __call__(self, x: Tensor) -> Tensor:
-        (output,) = self.session.run(None, {self.input: x.detach().cpu().contiguous().numpy()})
-        return torch.from_numpy(output)
+        outputs = self.outputs(x)
+        return outputs[0] if len(outputs) == 1 else in_a_row(outputs)

@@ -21,7 +21,7 @@ from vitlab.export.program import save_program, to_program
 from vitlab.export.quantize import MODES, to_int8
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import Comparison, Verification, verify
-from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_input, output_kind
+from vitlab.export.wrapper import ExportWrapper, dense_fields, dynamic_size_range, example_input, output_kind
 
 CALIBRATION = 64  # images
 NO_CALIBRATION = (
@@ -62,7 +62,13 @@ def export_model(
     gives = output_kind(model, gives)
     size_range = dynamic_size_range(model) if dynamic_size else None
     stride = 1 if size_range is None else size_range.stride
-    metadata = model_metadata(model, gives, dynamic_size=dynamic_size, stride=stride, reducer=reducer)
+    if gives == "dense" and (int8 or reducer):
+        raise UsageError(
+            "networks for pixels or objects are exported in float32 with all tokens: no --int8, --reducer."
+        )
+    names = dense_fields(model) if gives == "dense" else []
+    options = dict(fields=names, dynamic_size=dynamic_size, stride=stride, reducer=reducer)
+    metadata = model_metadata(model, gives, **options)
     channels = model.config.channels
     images = compare.sample(channels)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def save_program(program: ExportedProgram, path: Path, metadata: ExportMetadata)
         ) from error
 
 
-def load_program(path: Path) -> tuple[Callable[[Tensor], Tensor], ExportMetadata]:
+def load_program(path: Path) -> tuple[Callable[[Tensor], Tensor | tuple[Tensor, ...]], ExportMetadata]:
     """A function of one tensor, and the metadata. No code from an untrusted file is run (archive.py)."""
     with ExitStack() as stack:
         with _naming(path):

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import convert
+from vitlab.checkpoints.families import family_of
+from vitlab.checkpoints.files import read_json
 from vitlab.errors import UsageError
 from vitlab.export.fold import fold
 from vitlab.export.loader import file_size
@@ -30,7 +32,7 @@ from vitlab.export.metadata import OutputKind, model_metadata
 from vitlab.export.onnx import Session, save_onnx
 from vitlab.export.program import suppress_output, to_program
 from vitlab.export.quantize import to_int8
-from vitlab.export.wrapper import ExportWrapper, example_input, output_kind, run_where_it_is
+from vitlab.export.wrapper import ExportWrapper, dense_fields, example_input, in_a_row, output_kind, run_where_it_is
 from vitlab.models.base import Network
 
 EXACT = ("eager", "folded", "compiled", "onnx")
@@ -88,7 +90,7 @@ class RunnerFactory:
 
         wrapper = self._folded(reducer).eval()
         compiled, seen = torch.compile(wrapper, dynamic=False), set()
-        compute = lambda x: compiled(x.to(self.device)).cpu()
+        compute = lambda x: in_a_row(compiled(x.to(self.device))).cpu()
 
         def run(x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -112,7 +114,8 @@ class RunnerFactory:
         path = self._path()
         wrapper = self._folded(reducer) if folded else ExportWrapper(self.model, self.gives, reducer)
         program = to_program(wrapper, example_input(self.model, self.gives))
-        save_onnx(program, path, model_metadata(self.model, self.gives, reducer=reducer))
+        names = dense_fields(self.model) if self.gives == "dense" else []
+        save_onnx(program, path, model_metadata(self.model, self.gives, fields=names, reducer=reducer))
         return path
 
     def int8_file(self, reducer: str | None = None, *, backend: str = "int8") -> Path:
@@ -158,20 +161,26 @@ def library_runner(name: str, model: Network, factory: RunnerFactory) -> Runner:
 
 
 def _transformers_runner(model: Network) -> Runner:
+    as_dense = family_of(model.family).check_theirs
     if not model.config.classes:
-        raise UsageError("--against transformers compares classifiers: this model has no classes.")
-    from transformers import AutoModelForImageClassification
+        raise UsageError("--against transformers compares what has classes: this model has none.")
+    import transformers
 
     with tempfile.TemporaryDirectory() as folder:
-        convert.write(model, Path(folder) / "model", "hf")
-        theirs: Any = AutoModelForImageClassification.from_pretrained(
-            Path(folder) / "model", attn_implementation="sdpa"
+        path = Path(folder) / "model"
+        convert.write(model, path, "hf")
+        name = (
+            "AutoModelForImageClassification"
+            if as_dense is None
+            else read_json(path / "config.json")["architectures"][0]
         )
+        theirs: Any = getattr(transformers, name).from_pretrained(path, attn_implementation="sdpa")
     device = next(model.parameters()).device
     theirs.to(device).eval()
 
     def run(x: Tensor) -> Tensor:
         with torch.inference_mode():
-            return theirs(x.to(device)).logits.cpu()
+            output = theirs(x.to(device))
+            return (output.logits if as_dense is None else in_a_row(as_dense(output))).cpu()
 
     return Runner("transformers", run, sum(p.nbytes for p in theirs.parameters()))

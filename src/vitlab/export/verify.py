@@ -26,9 +26,10 @@ from vitlab.export.metadata import ExportMetadata
 from vitlab.export.program import first_line
 from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
 from vitlab.export.timing import alternate, summary
-from vitlab.export.wrapper import ExportWrapper, run_where_it_is
+from vitlab.export.wrapper import ExportWrapper, in_a_row, run_where_it_is
 from vitlab.images.read import Source
 from vitlab.models.base import Network, evaluating
+from vitlab.models.dense import DenseOutput
 from vitlab.models.task import CLASSES, ModelTask
 from vitlab.parsing import spell_not_finite
 from vitlab.tables import Table, Tabular
@@ -108,9 +109,11 @@ def verify(
     with evaluating(wrapper):
         ours, theirs = _inputs(model, exported, images)
         expected = _run_batches(run, ours, (8,))
-        actual = _run_batches(exported, theirs, BATCHES)
+        actual = _run_batches(lambda x: in_a_row(exported(x)), theirs, BATCHES)
         result = _compare(expected, actual, tolerance, exported)
         result.problems += _find_problems(result, metadata, agreement)
+        if metadata.gives == "dense":
+            result.problems += _field_problems(exported(theirs[:1]), expected, actual, tolerance)
         if result.answers == 1:
             result.notes.append(
                 f"the model predicts one class for all {result.images} images, so their agreement says little: "
@@ -118,7 +121,7 @@ def verify(
             )
         if result.problems and ours.shape == theirs.shape and not torch.equal(ours, theirs):
             result.problems.append(_preprocess_difference(model, exported))
-        if metadata.gives == "logits" and list(exported.labels or []) != list(model.labels or []):
+        if metadata.gives in ("logits", "dense") and list(exported.labels or []) != list(model.labels or []):
             result.problems.append("the class names differ")
         if metadata.gives == "logits" and exported.task != model.task:
             result.problems.append("what the outputs mean differs")
@@ -126,7 +129,7 @@ def verify(
             result.problems += _other_sizes(run, exported, images, tolerance, agreement)
         few, same = ours[: BATCHES[-1]], theirs[: BATCHES[-1]]
         result.batch = len(few)
-        times = alternate({"model": lambda: run(few), "export": lambda: exported(same)}, rounds)
+        times = alternate({"model": lambda: run(few), "export": lambda: in_a_row(exported(same))}, rounds)
         result.milliseconds = {name: 1000 * summary(seconds)["median"] for name, seconds in times.items()}
     result.bytes = {"model": sum(p.nbytes for p in wrapper.state_dict().values()), "export": exported.bytes}
     return result
@@ -158,14 +161,15 @@ def _compare(expected: Tensor, actual: Tensor, tolerance: float, exported: Expor
     differences = (expected - actual).abs().amax(dim=1)  # (B,), nan stays nan
     largest = float(expected.abs().max())
     allowed = tolerance * largest
+    within = float((differences <= allowed).float().mean())
     bad = {"model": count_not_finite(expected), "export": count_not_finite(actual)}
     return Verification(
         images=len(expected),
         max_difference=float(differences.max()),
         largest=largest,
-        agreement=agreement_rate(expected, actual, gives, task),
+        agreement=within if gives == "dense" else agreement_rate(expected, actual, gives, task),
         answers=len(expected.argmax(dim=1).unique()) if gives == "logits" and task == CLASSES else None,
-        within=float((differences <= allowed).float().mean()),
+        within=within,
         tolerance=allowed,
         milliseconds={},
         batch=0,
@@ -215,6 +219,17 @@ def _find_problems(result: Verification, metadata: ExportMetadata, agreement: fl
         problems.append(
             f"only {result.agreement:.1%} of {result.images} images get the same answer, not {agreement:.0%}"
         )
+    return problems
+
+
+def _field_problems(one: DenseOutput, expected: Tensor, actual: Tensor, tolerance: float) -> list[str]:
+    """Boxes are small numbers beside logits: each field is compared with its own largest value."""
+    widths = [value.numel() for value in one.tensors().values()]
+    problems: list[str] = []
+    for name, a, b in zip(one.tensors(), torch.split(expected, widths, 1), torch.split(actual, widths, 1), strict=True):
+        difference, allowed = float((a - b).abs().max()), tolerance * float(a.abs().max())
+        if not difference <= allowed:
+            problems.append(f"{name} differ by up to {difference:.1e}, where {allowed:.1e} is allowed")
     return problems
 
 

@@ -8,6 +8,7 @@ A network sets the fields that it has. `set_loss.py` compares an output with one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -32,6 +33,11 @@ class DenseOutput:
         """The fields that are there, by name, without the auxiliary ones."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def dense_output(fields: Mapping[str, Tensor]) -> DenseOutput:
+    """The inverse of `tensors`."""
+    return replace(DenseOutput(), **fields)
 
 
 @dataclass(frozen=True)

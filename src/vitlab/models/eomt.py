@@ -133,7 +133,8 @@ class EoMT(DenseNetwork):
         for layer, block in enumerate(cast("list[Block]", encoder.blocks)):
             bias, mask = bias_at(layer), None
             if layer == first:
-                z = mark(trace, "joined", torch.cat([z, self.queries.expand(len(z), -1, -1)], dim=1))  # (B, N + Q, D)
+                queries = self.queries.expand(z.shape[0], -1, -1)
+                z = mark(trace, "joined", torch.cat([z, queries], dim=1))  # (B, N + Q, D)
                 rope = None if rope is None else rope.with_still(c.queries)
             if layer >= first:
                 bias = with_unbiased(bias, c.queries)

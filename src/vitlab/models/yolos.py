@@ -119,7 +119,7 @@ class YOLOS(DenseNetwork):
         encoder, Q = self.encoder, self.config.queries
         grid = encoder.layout(*images.shape[-2:]).grid
         z, rope, bias_at = encoder.start(images, trace, steps=self.traceable)  # (B, N, D)
-        queries = (self.queries + self.query_positions).expand(len(z), -1, -1)
+        queries = (self.queries + self.query_positions).expand(z.shape[0], -1, -1)
         z = mark(trace, "joined", torch.cat([z, queries], dim=1))  # (B, N + Q, D)
         rope = None if rope is None else rope.with_still(Q)
         for layer, block in enumerate(cast("list[Block]", encoder.blocks)):
