@@ -2,10 +2,14 @@
 
     python benchmarks/training.py [--rounds 31] [--batch 128] [--data cifar-10-binary.tar.gz]
     python benchmarks/training.py --model swin_cifar
+    python benchmarks/training.py --attention
 
 The step (forward, loss, backward, AdamW; eager float32) is that of vit_cifar: 192 wide, 9 deep, 12 heads, patch 4,
 32 px. Both networks take it in turns in one process; a ratio of medians (ours / theirs) of 1.03 or less counts as no
-slower. The input pipeline is that of cifar10_full with all its augmentation, alone: five times what a step consumes is
+slower. "products" are the step's own matrix products and nothing else, on tensors of the same shapes: what is left of
+the step is norms, activations, softmax, copies and the optimiser. With --attention the layer alone is timed at several
+lengths, forward and backward, by torch's fused kernel and by plain products: what attention="auto" should take. The
+input pipeline is that of cifar10_full with all its augmentation, alone: five times what a step consumes is
 enough. Without --data and without CIFAR-10 in $VITLAB_DATA or the cache, pictures of noise of the same shape are used.
 With --model swin_cifar the step is that of a small Swin (48 to 192 wide, 6 blocks, windows of 4), and nothing else is
 measured.
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -27,19 +32,28 @@ import torch.nn.functional as F
 from inference import pair
 from measure import machine, print_table
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitlab
 from vitlab.errors import DataError
 from vitlab.export.timing import alternate, summary
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import Dataset, open_data
-from vitlab.images.mix import Mix
+from vitlab.images.mix import Mix, smooth_targets
 from vitlab.images.sources.dataset import ArrayDataset
+from vitlab.layers.attention import Attention
 from vitlab.training.batches import BatchDataset, ImageSet, Plan, batches
 from vitlab.training.presets import find_recipe
 
 NETWORK = "vit_cifar"
 RECIPE = "cifar10_full"
+ATTENTION = (  # tokens, heads, width, batch
+    (17, 4, 64, 256),
+    (65, 12, 192, 64),
+    (145, 6, 384, 16),
+    (197, 3, 192, 16),
+    (577, 6, 384, 2),
+)
 ENOUGH = 5  # times what a step consumes
 
 
@@ -72,7 +86,7 @@ def step_time(network: str, batch: int, rounds: int) -> float:
         "vitlab": stepper(ours.train(), ours, images, labels),
         "transformers": stepper(theirs.train(), lambda x: theirs(x).logits, images, labels),
     }
-    times = alternate(runs, rounds)
+    times = alternate({**runs, "products": products_of(runs["vitlab"])}, rounds)
     ends = {who: run() for who, run in runs.items()}  # after as many steps on the same images
     print(f"\n{network}, batch {batch}, {sum(p.numel() for p in ours.parameters()):,} parameters, n = {rounds}:\n")
     rows = []
@@ -84,6 +98,7 @@ def step_time(network: str, batch: int, rounds: int) -> float:
     ratios = summary([a / b for a, b in zip(times["vitlab"], times["transformers"], strict=True)])
     medians = {who: summary(values)["median"] for who, values in times.items()}
     ratio = medians["vitlab"] / medians["transformers"]
+    print(f"\nvitlab / its own products {medians['vitlab'] / medians['products']:.3f}")
     print(
         f"\nratio of medians {ratio:.3f} ({'no slower' if ratio <= 1.03 else 'SLOWER'}); half of the ratios of "
         f"neighbouring steps in {ratios['quarter']:.3f} .. {ratios['three_quarters']:.3f}\n"
@@ -91,6 +106,82 @@ def step_time(network: str, batch: int, rounds: int) -> float:
         f"{ends['vitlab']:.4f} and {ends['transformers']:.4f}"
     )
     return medians["vitlab"]
+
+
+class Products(TorchDispatchMode):
+    """Records the shapes of all matrix products of what runs inside; attention counts as its products alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: Counter[tuple[int, int, int, int]] = Counter()  # (batch, rows, inner, columns)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "bmm"):
+            self._add(args[0], args[1])
+        elif name in ("addmm", "baddbmm"):
+            self._add(args[1], args[2])
+        elif name == "convolution":  # a patch embedding: (B N, C P P) times (C P P, D)
+            images, filters = args[0], args[1]
+            places = images.shape[0] * (images.shape[2] // args[3][0]) * (images.shape[3] // args[3][1])
+            self.shapes[1, places, filters[0].numel(), filters.shape[0]] += 1
+        elif name == "convolution_backward":  # that of the filters; the images need none
+            gradient, filters = args[0], args[2]
+            places = gradient.numel() // gradient.shape[1]
+            self.shapes[1, filters.shape[0], places, filters[0].numel()] += 1
+        elif name == "_scaled_dot_product_flash_attention_for_cpu":  # q k^T, A v
+            self._attention(args[0], 1)
+        elif name == "_scaled_dot_product_flash_attention_for_cpu_backward":  # of A, v, q, k
+            self._attention(args[1], 2)
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, a: Tensor, b: Tensor) -> None:
+        batch = a.shape[0] if a.ndim == 3 else 1
+        self.shapes[batch, a.shape[-2], a.shape[-1], b.shape[-1]] += 1
+
+    def _attention(self, q: Tensor, times: int) -> None:
+        B, h, N, d = q.shape
+        self.shapes[B * h, N, d, N] += times
+        self.shapes[B * h, N, N, d] += times
+
+
+def products_of(step: Callable[[], object]) -> Callable[[], None]:
+    """The products of this step, on random tensors."""
+    with Products() as recorded:
+        step()
+    pairs = [
+        (torch.randn(batch, rows, inner), torch.randn(batch, inner, columns), count)
+        for (batch, rows, inner, columns), count in recorded.shapes.items()
+    ]
+
+    def run() -> None:
+        for a, b, count in pairs:
+            for _ in range(count):
+                torch.bmm(a, b)
+
+    return run
+
+
+def attention_times(rounds: int) -> None:
+    """Prints the time of a layer's attention in training, fused and by plain products."""
+    rows = []
+    for tokens, heads, width, batch in ATTENTION:
+        x, gradient = torch.randn(batch, tokens, width), torch.randn(batch, tokens, width)
+        layers = {path: Attention(width, heads, path=path).train() for path in ("fused", "explicit")}
+        layers["explicit"].load_state_dict(layers["fused"].state_dict())
+        runs = {path: partial(forward_backward, layer, x, gradient) for path, layer in layers.items()}
+        times = alternate(runs, rounds)
+        ratio = summary([a / b for a, b in zip(times["fused"], times["explicit"], strict=True)])
+        medians = [f"{1e3 * summary(times[path])['median']:.2f} ms" for path in layers]
+        spread = f"{ratio['median']:.3f} ({ratio['quarter']:.3f} .. {ratio['three_quarters']:.3f})"
+        rows.append([str(tokens), str(heads), str(width // heads), str(batch), *medians, spread])
+    print(f"\nattention layer, forward and backward, n = {rounds}:\n")
+    print_table(["tokens", "heads", "d", "batch", "fused", "plain products", "fused / plain (half in)"], rows)
+
+
+def forward_backward(layer: Attention, x: Tensor, gradient: Tensor) -> None:
+    layer.zero_grad(set_to_none=True)
+    layer(x).backward(gradient)
 
 
 def training_set(path: str | None) -> tuple[str, Dataset]:
@@ -111,7 +202,7 @@ def pipeline_time(steps: BatchDataset, mix: Mix, smoothing: float, workers: int,
     next(stream)
     start = time.perf_counter()
     for step, batch in enumerate(islice(stream, count)):
-        mix(batch.images, batch.labels, 10, smoothing, seed=0, step=step)
+        mix(batch.images, smooth_targets(batch.labels, 10, smoothing), seed=0, step=step)
     seconds = time.perf_counter() - start
     stream.close()  # type: ignore[attr-defined]  # ends the workers
     return seconds / count
@@ -150,6 +241,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31, help="alternations of the step")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--model", choices=(NETWORK, "swin_cifar"), default=NETWORK)
+    parser.add_argument("--attention", action="store_true", help="time attention by itself, and nothing else")
     parser.add_argument("--data", help="cifar-10-binary.tar.gz, or the folder that holds it")
     parser.add_argument("--repeats", type=int, default=5, help="of the pipeline's measurement")
     parser.add_argument("--batches", type=int, default=60, help="in each of them")
@@ -158,6 +250,9 @@ def main() -> None:
         parser.error("a spread needs --rounds and --repeats of at least 2.")
     torch.manual_seed(0)
     print(machine())
+    if args.attention:
+        attention_times(args.rounds)
+        return
     seconds = step_time(args.model, args.batch, args.rounds)
     if args.model == NETWORK:
         pipeline(args.data, args.batch, args.repeats, args.batches, args.batch / seconds)
