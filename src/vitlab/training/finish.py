@@ -65,7 +65,7 @@ def _evaluate_best(
     job: TrainingJob, progress: Progress, log: RunLog | None, split: str
 ) -> tuple[Network, AnyScores, dict[str, Any]]:
     job.who.wait()
-    best = load(job.run / "best").to(job.who.device)
+    best = load(job.who.local_folder(job.run / "best")).to(job.who.device)
     scores = job.objective.evaluate(best, ImageSet(_split(job, split), best.preprocess), final=True)
     note_skipped(scores.skipped, progress, log, progress.step)
     result = {

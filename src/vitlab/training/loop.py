@@ -144,19 +144,19 @@ def fit_part(recipe: Recipe, run: Path, begin: Beginning, *, show: Show, finishi
     """`fit` as a part of something larger: `finishing` says what is done with the best model, and the processes of
     torchrun stay together.
     """
-    if begin.resume:
+    if begin.resume and run_lock.is_first_process():  # other hosts need not have the folder
         check_is_run(run)
-    else:
+    elif not begin.resume:
         check_place(run)
     try:
         with run_lock.hold(run, show.note):
             saved = None
             if begin.resume:
-                recipe = check_resume(recipe, run, begin.changed)
+                recipe = _resumed_recipe(recipe, run, begin.changed)
                 saved = choose_save(recipe, run, begin.changed, show)
                 if saved is not None and saved.progress.finished:
                     show.note(f"{run} is finished: nothing to resume.")
-                    return read_result(run)
+                    return processes.start(recipe.run.device).from_first(lambda: read_result(run))
             elif (run / "recipe.toml").exists():
                 raise TrainingError(
                     f"{run} holds a run already: --resume {run} continues it, run.dir=... makes another."
@@ -208,6 +208,11 @@ def _fit(
             session.log.close()
 
 
+def _resumed_recipe(recipe: Recipe, run: Path, changed: bool) -> Recipe:
+    """What the first process continues with, in all of them: only its host needs the run folder."""
+    return processes.start(recipe.run.device).from_first(lambda: check_resume(recipe, run, changed))
+
+
 def check_is_run(run: Path) -> None:
     if not (run / "recipe.toml").is_file():
         raise TrainingError(
@@ -254,6 +259,7 @@ def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved |
     if answer is None:
         return None
     folder, progress = answer
+    folder = who.local_folder(folder)
     return chosen[0] if chosen else replace(read_save(folder), progress=progress)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +21,7 @@ from torch import Tensor
 from vitlab.device import pick_device
 from vitlab.errors import TrainingError
 
+PIECE = 64 * 2**20  # bytes of a file that are sent at a time
 T = TypeVar("T")
 
 
@@ -69,6 +75,26 @@ class Processes:
             dist.broadcast_object_list(received, src=0)
         return received[0]
 
+    def local_folder(self, folder: Path) -> Path:
+        """A folder of the first process as every host can read it: itself on a shared disk, else a copy of its files,
+        which is gone when the process ends. All must call this together, while nobody writes there.
+        """
+        files = self.from_first(lambda: _listing(folder))
+        missing = files != _listing(folder)
+        if not self.any(missing):
+            return folder
+        copy = Path(tempfile.mkdtemp(prefix="vitlab-")) if missing else folder
+        if missing:
+            atexit.register(shutil.rmtree, copy, ignore_errors=True)
+        for name, size, _ in files:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            for start in range(0, max(size, 1), PIECE):
+                piece = self.from_first(partial(_piece, folder / name, start))
+                if missing:
+                    with (copy / name).open("ab") as file:
+                        file.write(piece)
+        return copy
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
@@ -81,6 +107,18 @@ class Processes:
         """The first process whose flag is set, if any; all must call this together."""
         up = self.sum(torch.tensor([float(flag and rank == self.rank) for rank in range(self.world)]))
         return int(up.argmax()) if up.any() else None
+
+
+def _listing(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every file: equal on two hosts where they share the disk."""
+    files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [(path.relative_to(folder).as_posix(), about.st_size, about.st_mtime_ns) for path, about in files]
+
+
+def _piece(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(PIECE)
 
 
 def start(device: str = "auto", *, patience: timedelta | None = None) -> Processes:

@@ -46,6 +46,11 @@ class RunLockedError(TrainingError):
     """Another process writes into the run folder."""
 
 
+def is_first_process() -> bool:
+    """The one that writes: rank 0 under torchrun, or the only one."""
+    return int(os.environ.get("WORLD_SIZE", 1)) == 1 or int(os.environ.get("RANK", 0)) == 0
+
+
 @contextmanager
 def hold(run: Path, note: Callable[[str], object] = lambda text: None, *, new: bool = False) -> Iterator[None]:
     """Keep all other processes out of a run folder, which is created. Nested calls in one process are no-ops.
@@ -54,8 +59,7 @@ def hold(run: Path, note: Callable[[str], object] = lambda text: None, *, new: b
     folder that exists is a FileExistsError.
     """
     key = run.absolute()
-    first = int(os.environ.get("WORLD_SIZE", 1)) == 1 or int(os.environ.get("RANK", 0)) == 0
-    if key in _held or not first:
+    if key in _held or not is_first_process():
         yield
         return
     created = [folder for folder in (key, *key.parents) if not folder.exists()]

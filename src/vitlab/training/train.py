@@ -102,7 +102,8 @@ def train(
         name = run_name(recipe.data.source)
     elif resume is not None:
         run = Path(resume)
-        check_is_run(run)
+        if run_lock.is_first_process():  # other hosts need not have the folder
+            check_is_run(run)
     else:
         name, recipe = find_recipe(what)
         recipe, notes = _for_model(recipe, with_settings(Recipe(model=recipe.model), texts).model.name)
@@ -121,7 +122,7 @@ def train(
             check_place(run)
             locks.enter_context(run_lock.hold(run, show.note))
         if resume is not None:
-            recipe = with_settings(read_recipe(run / "recipe.toml"), texts)
+            recipe = _saved_recipe(run, texts)
         elif corrections is not None:
             recipe = with_value(recipe, "data.apply", _keep(corrections, run, processes.start(recipe.run.device)))
             texts = [*texts, setting("data.apply", recipe.data.apply)]
@@ -138,6 +139,13 @@ def train(
         else:
             result = fit(recipe, run, resume=resume is not None, changed=changed, show=show, since=since)
     return TrainedRun(run, result)
+
+
+def _saved_recipe(run: Path, settings: list[str]) -> Recipe:
+    """The recipe of a run, changed; the first process reads it for all, whose hosts need not have the folder."""
+    file = run / "recipe.toml"
+    device = read_recipe(file).run.device if file.is_file() else "auto"
+    return processes.start(device).from_first(lambda: with_settings(read_recipe(file), settings))
 
 
 def _keep(corrections: bytes, run: Path, who: processes.Processes) -> str:
