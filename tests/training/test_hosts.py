@@ -6,9 +6,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitlab.errors import UsageError
 from vitlab.training import processes
 from vitlab.training.loop import Silent
 from vitlab.training.train import train
@@ -39,7 +41,7 @@ def test_a_run_is_resumed_from_the_first_host_alone(tmp_path, in_two_processes):
         def work(rank: int) -> None:
             (tmp_path / names[rank]).mkdir(exist_ok=True)
             os.chdir(tmp_path / names[rank])
-            train(*([] if resume else ["digits", SETTINGS]), resume="run" if resume else None, show=show)
+            train("digits", SETTINGS, or_resume=resume, show=show)
 
         return in_two_processes(work)
 
@@ -76,3 +78,8 @@ def test_files_are_sent_only_to_hosts_that_lack_them(tmp_path, in_two_processes,
         processes.stop()
 
     assert in_two_processes(work) == [0, 0]
+
+
+def test_or_resume_needs_a_place_to_look_at():
+    with pytest.raises(UsageError, match=r"run\.dir=runs/mine"):
+        train("digits", or_resume=True)

@@ -22,6 +22,9 @@ def train(
     what: Annotated[str | None, argument("RECIPE|SOURCE|FOLDER", WHAT, complete.recipes)] = None,
     settings: FoldersAndSettings = None,
     resume: Annotated[Path | None, option("--resume", "RUN", "Resume a stopped run.", complete.runs)] = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Resume the run in run.dir if there is one already.")
+    ] = False,
     changed: Annotated[bool, typer.Option("--changed", help="Resume even if the recipe was changed.")] = False,
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="Choose all that is not given, to finish within this time.")
@@ -52,7 +55,16 @@ def train(
     show = StderrLines() if json else ProgressBar() if sys.stdout.isatty() else Lines()
     try:
         with show, following_downloads():
-            run = train(what, changes, resume=resume, changed=changed, minutes=minutes, show=show, since=began)
+            run = train(
+                what,
+                changes,
+                resume=resume,
+                or_resume=or_resume,
+                changed=changed,
+                minutes=minutes,
+                show=show,
+                since=began,
+            )
     except Stopped as stopped:
         say(f"vitlab: {stopped}")
         raise SystemExit(130) from None
