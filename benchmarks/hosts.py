@@ -3,9 +3,9 @@
     sudo python benchmarks/hosts.py [--kills 5] [--steps 40] [--keep FOLDER]
 
 The hosts are network namespaces of this machine (ip netns, veth pairs on a bridge), each with a folder of its own as
-its disk; torchrun's c10d rendezvous joins one process of each. While the run goes on, all processes of a host are killed,
-by turns of the second, the third and the first one. A host that is not the first comes back with an empty disk: the
-others wait for it and go on from the first host's last save. Without the first host there is nowhere to meet: the
+its disk; torchrun's c10d rendezvous joins one process of each. While the run goes on, all processes of a host are
+killed, by turns of the second, the third and the first one. A host that is not the first comes back with an empty disk:
+the others wait for it and go on from the first host's last save. Without the first host there is nowhere to meet: the
 others end, and all start again with the same command. At last the weights are compared, to the bit, with those of three
 processes on one host that nobody killed. Making namespaces takes root's rights; without them nothing is measured.
 """
@@ -75,7 +75,7 @@ def kill_host(host: int) -> None:
 
 def torchrun(options: Sequence[str], settings: Sequence[str]) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", *options]
-    return [*command, "-m", "vitlab", "train", *RECIPE, *settings, "--or-resume"]
+    return [*command, "-m", "vitlab", "train", *RECIPE, *settings, "--rejoin"]
 
 
 def start_host(host: int, disk: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -86,6 +86,7 @@ def start_host(host: int, disk: Path, settings: Sequence[str]) -> subprocess.Pop
     disk.mkdir(exist_ok=True)
     log = (disk / "log.txt").open("ab")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": f"vl{host}", "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun tells a host that comes back no address
     return subprocess.Popen(
         ["ip", "netns", "exec", namespace(host), *command], cwd=disk, env=environment, stdout=log, stderr=log
     )

@@ -41,7 +41,7 @@ def test_a_run_is_resumed_from_the_first_host_alone(tmp_path, in_two_processes):
         def work(rank: int) -> None:
             (tmp_path / names[rank]).mkdir(exist_ok=True)
             os.chdir(tmp_path / names[rank])
-            train("digits", SETTINGS, or_resume=resume, show=show)
+            train("digits", SETTINGS, rejoin=resume, show=show)
 
         return in_two_processes(work)
 
@@ -80,6 +80,6 @@ def test_files_are_sent_only_to_hosts_that_lack_them(tmp_path, in_two_processes,
     assert in_two_processes(work) == [0, 0]
 
 
-def test_or_resume_needs_a_place_to_look_at():
+def test_rejoin_needs_a_place_to_look_at():
     with pytest.raises(UsageError, match=r"run\.dir=runs/mine"):
-        train("digits", or_resume=True)
+        train("digits", rejoin=True)

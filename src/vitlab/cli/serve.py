@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,8 @@ from vitlab.cli.console import say, say_notes
 from vitlab.cli.options import ModelOptions, checkpoint_argument
 from vitlab.optional import EXTRAS, require
 from vitlab.printable import one_line
+
+Engine = Literal["eager", "exact"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class AccessOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
+    engine: Annotated[
+        Engine,
+        typer.Option(help="exact: measure at the start which backend gives the same scores soonest, and use it."),
+    ] = "eager"
     max_batch: Annotated[int, typer.Option(help="Largest batch of images.", min=1)] = 8
     max_wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more images.", min=0)] = 5.0
     queue: Annotated[
@@ -82,6 +88,7 @@ def serve(
         token=access.token,
         hosts=tuple(access.allow_host or ()),
         origins=tuple(access.allow_origin or ()),
+        engine=limits.engine,
         max_batch=limits.max_batch,
         max_wait=limits.max_wait_ms / 1e3,
         queue=limits.queue,
@@ -95,7 +102,8 @@ def serve(
             say(f"note: anyone who reaches {server.address} may send requests. Add --token TOKEN, or leave out --host.")
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")
         for served in server.models:
-            say(f"{served.name}: {', '.join(served.verbs)}")
+            by = "" if served.engine is None else f" (predict by {served.engine.chosen.title})"
+            say(f"{served.name}: {', '.join(served.verbs)}{by}")
         if server.index is not None:
             say_notes(map(one_line, server.index.notes))
             about = server.index.summary()

@@ -22,8 +22,8 @@ def train(
     what: Annotated[str | None, argument("RECIPE|SOURCE|FOLDER", WHAT, complete.recipes)] = None,
     settings: FoldersAndSettings = None,
     resume: Annotated[Path | None, option("--resume", "RUN", "Resume a stopped run.", complete.runs)] = None,
-    or_resume: Annotated[
-        bool, typer.Option("--or-resume", help="Resume the run in run.dir if there is one already.")
+    rejoin: Annotated[
+        bool, typer.Option("--rejoin", help="Resume the run in run.dir if there is one already.")
     ] = False,
     changed: Annotated[bool, typer.Option("--changed", help="Resume even if the recipe was changed.")] = False,
     minutes: Annotated[
@@ -59,7 +59,7 @@ def train(
                 what,
                 changes,
                 resume=resume,
-                or_resume=or_resume,
+                rejoin=rejoin,
                 changed=changed,
                 minutes=minutes,
                 show=show,

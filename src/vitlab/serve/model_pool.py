@@ -21,6 +21,7 @@ from vitlab.checkpoints import bundled
 from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.inputs import token_model
 from vitlab.explain.walk import ForwardView
+from vitlab.export.optimize import Optimized
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network, features_of
 from vitlab.serve.batching import Worker
@@ -59,6 +60,7 @@ class LRUCache(Generic[Value]):
 class ServedModel:
     name: str
     model: Network
+    engine: Optimized | None = None  # that answers predict in place of the model: see serve/engine.py
     preprocess: Preprocess = field(init=False)
     worker: Worker = field(init=False)  # set by `ModelPool.start`
     capacity: int = 1  # requests that may be in progress
@@ -105,7 +107,8 @@ class ServedModel:
 
     def batch_function(self, verb: str) -> Callable[[list[Tensor]], list[Tensor]]:
         """Runs the verb on a batch of prepared images."""
-        return lambda tensors: list(BATCH_FUNCTIONS[verb](self.model, tensors))
+        model: Network = self.engine if verb == "predict" and self.engine is not None else self.model
+        return lambda tensors: list(BATCH_FUNCTIONS[verb](model, tensors))
 
     def summary(self) -> dict[str, Any]:
         return {

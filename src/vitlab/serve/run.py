@@ -28,6 +28,7 @@ from fastapi import FastAPI
 from vitlab.errors import UsageError
 from vitlab.serve.app import create_app
 from vitlab.serve.connections import ACCEPTS, Connection, ConnectionPool, connection_limit
+from vitlab.serve.engine import exact_engine
 from vitlab.serve.executor import compute
 from vitlab.serve.model_pool import ModelPool, ServedModel, open_models
 from vitlab.serve.page_photo import PagePhoto
@@ -91,8 +92,12 @@ def open_server(
     if threads is not None:
         compute(torch.set_num_threads, threads)
     served = compute(open_models, models, image_size, device)
+    settings = settings or Settings()
+    if settings.engine == "exact":
+        for one in served:
+            one.engine = compute(exact_engine, one.model, settings.max_batch)
     search_index = None if index is None else compute(open_index, index, served)
-    return Server(served, search_index, settings or Settings(), port, photo)
+    return Server(served, search_index, settings, port, photo)
 
 
 def listen(host: str, port: int) -> socket.socket:

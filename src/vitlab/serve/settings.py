@@ -7,6 +7,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vitlab.errors import UsageError
 
@@ -25,6 +26,9 @@ class Settings:
     hosts: tuple[str, ...] = ()  # further names accepted in the Host header
     origins: tuple[str, ...] = ()  # other sites whose pages may send requests
     token: str | None = None
+    engine: Literal["eager", "exact"] = (
+        "eager"  # exact: the fastest backend with the same scores, measured at the start
+    )
     max_batch: int = 8
     max_wait: float = 0.005  # seconds a batch waits for images being decoded
     queue: int = 64  # requests a model has accepted and not yet answered

@@ -71,7 +71,7 @@ def train(
     settings: Sequence[str] | Mapping[str, object] = (),
     *,
     resume: str | Path | None = None,
-    or_resume: bool = False,
+    rejoin: bool = False,
     changed: bool = False,
     minutes: float | None = None,
     show: Show | None = None,
@@ -81,7 +81,7 @@ def train(
     default: digits.
 
     `settings` change values of the recipe: {"optim.lr": 3e-4} or ["optim.lr=3e-4"]. `resume` continues a run that was
-    stopped; `changed`: with another recipe than it began with. `or_resume` continues the run in run.dir, where there is
+    stopped; `changed`: with another recipe than it began with. `rejoin` continues the run in run.dir, where there is
     one: the same command starts it and goes on. `minutes` picks all that is not given, so that the run ends so long
     after `since` (time.perf_counter(); default: now). SIGTERM and Ctrl-C save the run and raise Stopped.
     """
@@ -115,9 +115,9 @@ def train(
         if recipe.run.ladder and Path(what or "").suffix == ".toml":
             texts = [*own_values(Path(what or "")), *texts]
     run = run or (Path(recipe.run.dir) if recipe.run.dir else None)
-    if or_resume and resume is None:
+    if rejoin and resume is None:
         if run is None:
-            raise UsageError("--or-resume looks for a run in run.dir: name it, e.g. run.dir=runs/mine.")
+            raise UsageError("--rejoin looks for a run in run.dir: name it, e.g. run.dir=runs/mine.")
         begun = run / "recipe.toml"
         if processes.start(recipe.run.device).from_first(begun.is_file):
             return train(resume=run, show=show, since=since)
