@@ -122,7 +122,7 @@ def test_average_precision_equals_a_slow_loop(what):
     comparison = Comparison("instance" if what == "segm" else "detect", 2)
     truths, answers = [], []
     for image in range(6):
-        corners = [np.array([x, y, x + w, y + h], dtype=float) for x, y, w, h in rng.integers(2, 12, (4, 4))]
+        corners = [np.array([x, y, x + w, y + h], dtype=float) for x, y, w, h in rng.integers(2, 10, (4, 4))]
         labels = rng.integers(0, 2, 4)
         shapes = tuple(RunLengths.of_mask(_filled(box)) for box in corners)
         truth = Regions((H, W), labels, np.array(corners), np.zeros(4, dtype=bool), shapes)
