@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 
-Kind = Literal["class", "labels", "number"]
+RegionKind = Literal["semantic", "instance", "detect"]
+Kind = Literal["class", "labels", "number"] | RegionKind
 CLOSE = 0.05  # standard deviations between two numbers that count as the same answer
 
 
@@ -101,17 +102,49 @@ class NumberTask(ModelTask):
             raise UsageError(f"a number needs a finite mean and a std above 0, not {self.mean} and {self.std}.")
 
 
+@dataclass(frozen=True)
+class RegionTask(ModelTask):
+    """What of a DenseOutput was learned, and is read: the class of every pixel, masks of objects, or boxes."""
+
+    kind: Kind = "semantic"
+
+    @property
+    def region_kind(self) -> RegionKind:
+        assert self.kind in REGIONS
+        return self.kind
+
+    @property
+    def description(self) -> str:
+        return REGIONS[self.region_kind]
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        raise UsageError(f"this network answers with {self.description}, and gives no scores of a whole image.")
+
+
+REGIONS: dict[RegionKind, str] = {
+    "semantic": "the class of every pixel",
+    "instance": "masks of objects",
+    "detect": "boxes of objects",
+}
 CLASSES = ModelTask()
-KINDS: dict[str, type[ModelTask]] = {"class": ModelTask, "labels": LabelTask, "number": NumberTask}
+KINDS: dict[str, type[ModelTask]] = {
+    "class": ModelTask,
+    "labels": LabelTask,
+    "number": NumberTask,
+    **dict.fromkeys(REGIONS, RegionTask),
+}
 
 
 def task_from_dict(values: dict[str, Any] | None) -> ModelTask:
     """The task of model.json; None, as in files of before: classes."""
     if values is None:
         return CLASSES
-    kind = KINDS.get(str(values.get("kind")))
+    named = values.get("kind")
+    kind = KINDS.get(str(named))
     if kind is None:
         raise UsageError(f"task of the kind {values.get('kind')!r:.40} is not known: update vitlab.")
+    if named in REGIONS:
+        return RegionTask(kind=named)
     try:
         if kind is LabelTask:
             return LabelTask(thresholds=tuple(float(value) for value in values.get("thresholds", ())))

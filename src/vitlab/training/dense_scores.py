@@ -31,7 +31,7 @@ from vitlab.training.unreadable import none_readable
 
 BATCH = 8
 FOUND = 0.5  # IoU from which an object counts as found, of one image
-MARKED: dict[RegionKind, str] = {"semantic": "mIoU", "instance": "mask AP", "detect": "box AP"}
+MARKED: dict[RegionKind, str] = {"semantic": "mIoU", "instance": "AP", "detect": "AP"}
 
 
 @dataclass

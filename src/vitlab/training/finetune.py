@@ -204,10 +204,10 @@ def _continued(recipe: ModelRecipe, kind: type[Network], source: str) -> tuple[N
             f"{source} is a {stored.family}. To continue from its encoder, model.name must be a {kind.family}, not "
             f"{recipe.name}."
         )
-    return _around_encoder(recipe, entry, source)
+    return around_encoder(recipe, entry, source)
 
 
-def _around_encoder(recipe: ModelRecipe, entry: Entry, source: str) -> tuple[Network, list[str]]:
+def around_encoder(recipe: ModelRecipe, entry: Entry, source: str) -> tuple[Network, list[str]]:
     """The encoder's sizes are the file's; the rest is that of model.name, and untrained."""
     encoder, report = load_with_report(source, encoder=True, classes=0)
     inside, paths = option_paths(type(encoder.config)), option_paths(type(entry.config))

@@ -14,6 +14,7 @@ from vitlab.models.base import Card, Network
 from vitlab.training import targets
 from vitlab.training.batches import ImageSet
 from vitlab.training.clock import Clock
+from vitlab.training.dense_scores import RegionScores
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob
 from vitlab.training.objectives.base import AnyScores
@@ -52,7 +53,7 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None, clock: Cloc
 def finish_rung(job: TrainingJob, progress: Progress, log: RunLog | None, clock: Clock) -> dict[str, Any]:
     """The end of a run that is part of a larger one: its answers to the validation split; test stays unseen."""
     _, scores, result = _evaluate_best(job, progress, log, "val")
-    assert not isinstance(scores, Retrieval)
+    assert not isinstance(scores, Retrieval | RegionScores)  # no rung of a ladder
     if job.who.first:
         save_answers(job.run, scores)
         write_result(job.run, result, log, progress.step)
@@ -68,13 +69,14 @@ def _evaluate_best(
     best = load(job.who.local_folder(job.run / "best")).to(job.who.device)
     scores = job.objective.evaluate(best, ImageSet(_split(job, split), best.preprocess), final=True)
     note_skipped(scores.skipped, progress, log, progress.step)
+    metric = scores.metric.lower() if isinstance(scores, TargetScores | RegionScores) else "top1"
     result = {
         "split": split,
         "objective": job.recipe.objective.name,
         "judged_by": job.objective.metric,
         **job.objective.results(scores),
         **certainty(scores, _split(job, split), job.data.train),
-        f"val_{scores.metric.lower() if isinstance(scores, TargetScores) else 'top1'}": progress.best_top1,
+        f"val_{metric}": progress.best_top1,
         "best_epoch": progress.best_epoch + 1,
         "epochs": job.recipe.run.epochs,
         "steps": progress.step,
@@ -94,6 +96,8 @@ def certainty(scores: AnyScores, evaluated: Dataset, train: Dataset) -> dict[str
     """
     if isinstance(scores, Retrieval):
         return {}
+    if isinstance(scores, RegionScores):
+        return {"images": int(scores.read.sum())}
     if isinstance(scores, TargetScores):
         chance = {"baseline": scores.chance()} if isinstance(scores, LabelScores) else {}
         certain = {"interval": list(targets.interval(scores, evaluated.groups)), "images": int(scores.read.sum())}
@@ -122,7 +126,7 @@ def trained_card(model: Network, source: str, metrics: dict[str, float]) -> Card
 
 def card_metrics(split: str, metric: str, scores: AnyScores) -> dict[str, float]:
     """The metrics of a model's card; `metric`: the name of what `scores.top` is."""
-    if isinstance(scores, TargetScores):
+    if isinstance(scores, TargetScores | RegionScores):
         return {metric_name(split, name): value for name, value in scores.numbers().items() if name != "loss"}
     return {metric_name(split, metric): scores.top(1)}
 

@@ -19,7 +19,8 @@ from vitlab.images.datasets import Data, FileOptions, TargetColumns, kind_of, op
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
-from vitlab.images.sources.dataset import KIND_NAMES, TargetKind
+from vitlab.images.sources.annotated import RECIPES
+from vitlab.images.sources.dataset import KIND_NAMES, REGION_NAMES, Annotated, TargetKind
 from vitlab.images.sources.splits import strata
 from vitlab.models.base import Network
 from vitlab.training import processes
@@ -120,7 +121,8 @@ class TrainingJob:
 
 def data_of(recipe: Recipe) -> Data:
     """Open the data of a recipe."""
-    d, captions = recipe.data, objective_class(recipe.objective.name).uses_captions
+    d, method = recipe.data, objective_class(recipe.objective.name)
+    captions = method.uses_captions
     data = open_data(
         d.source,
         path=d.path,
@@ -133,15 +135,31 @@ def data_of(recipe: Recipe) -> Data:
         allow_cut=d.allow_cut,
         allow_outside=d.allow_outside,
         apply=d.apply,
-        files=FileOptions(d.pixels, d.channels, d.group),
+        files=FileOptions(d.pixels, d.channels, d.group, method.marks, d.max_bad_annotations),
     )
     if data.captioned and not captions:
         raise TrainingError(
             f"{d.source} has captions and no classes, which objective.name={recipe.objective.name} needs. To learn "
             f"from captions: vitlab train clip_folder data.source={d.source}"
         )
+    check_marks(recipe, data)
     check_kind(recipe, data)
     return data
+
+
+def check_marks(recipe: Recipe, data: Data) -> None:
+    """Masks and boxes go with objectives that learn from them."""
+    marks, source = objective_class(recipe.objective.name).marks, recipe.data.source
+    if isinstance(data.train, Annotated) and marks is None:
+        raise TrainingError(
+            f"{source} has {REGION_NAMES[data.train.kind]}, which objective.name={recipe.objective.name} does not "
+            f"learn: vitlab train {RECIPES[data.train.kind]} {source}"
+        )
+    if marks is not None and not data.annotated:
+        raise TrainingError(
+            f"{source} has no masks or boxes, from which objective.name={recipe.objective.name} learns: expected are "
+            "images/ beside masks/, instances/ or labels/ (YOLO text), or COCO JSON."
+        )
 
 
 def columns_of(recipe: Recipe) -> TargetColumns:
@@ -152,7 +170,7 @@ def columns_of(recipe: Recipe) -> TargetColumns:
 def check_kind(recipe: Recipe, data: Data) -> None:
     """Refuse data of which the objective cannot learn."""
     method = objective_class(recipe.objective.name)
-    if data.captioned or method.learns == data.kind:
+    if data.captioned or data.annotated or method.learns == data.kind:
         return
     raise TrainingError(
         f"{recipe.data.source} has {KIND_NAMES[data.kind]}, which objective.name={recipe.objective.name} does not "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,6 +33,7 @@ from vitlab.training.candidates import (
 from vitlab.training.clock import Clock
 from vitlab.training.features import dataset_features, missing_share
 from vitlab.training.measure import SpeedMeter
+from vitlab.training.objectives import objective_class
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import AUTO, ModelRecipe, Recipe, single_run
 from vitlab.training.report.html import duration
@@ -57,9 +58,25 @@ def ladder_or_scratch(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return recipe if recipe.model.init_from else single_run(recipe)
 
 
+def with_start(recipe: Recipe, note: Callable[[str], object] = lambda text: None) -> Recipe:
+    """The recipe with the best trained weights that can be had, where it asks for them and climbs no ladder. Without
+    any the network is trained from scratch.
+    """
+    if recipe.model.init_from != AUTO or objective_class(recipe.objective.name).marks is None:
+        return recipe
+    who = processes.start(recipe.run.device)
+    start = who.from_first(lambda: find_start(Need(0, None, who.device.type)))
+    note(
+        f"starting from {start.name}"
+        if start.name
+        else f"no trained weights, the network learns from scratch: {start.why}"
+    )
+    return replace(recipe, model=replace(recipe.model, init_from=start.name))
+
+
 def tuning_recipe(recipe: Recipe, data: Data, settings: Sequence[str]) -> Recipe:
     """How the ladder trains the whole network, or `recipe` itself where it does not climb: for a preview."""
-    recipe = ladder_or_scratch(recipe, settings)
+    recipe = ladder_or_scratch(with_start(recipe), settings)
     if not recipe.run.ladder:
         return recipe
     who = processes.start(recipe.run.device)

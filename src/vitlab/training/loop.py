@@ -29,6 +29,7 @@ from vitlab.training import doctor, processes, run_lock
 from vitlab.training.batches import TrainingBatch, batches
 from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.clock import Clock
+from vitlab.training.dense_scores import RegionScores
 from vitlab.training.finish import finish
 from vitlab.training.job import MODEL, TrainingJob, prepare
 from vitlab.training.objectives.base import MicroStep
@@ -373,13 +374,13 @@ def validate(session: TrainingSession, epoch: int) -> None:
     session.note_skipped(scores.skipped, progress.step)
     scores = job.objective.after_validation(job.evaluated_model, scores)
     rank, numbers = job.objective.rank(scores, job.evaluated_model, job.val)
-    if isinstance(scores, TargetScores):
+    if isinstance(scores, TargetScores | RegionScores):
         numbers, value, shown = {**scores.numbers(), **numbers}, scores.value, set(scores.numbers()) - {"loss"}
     else:
         numbers, value, shown = {"top1": scores.top(1), "loss": scores.loss(), **numbers}, scores.top(1), {"top1"}
     others = ", ".join(f"{key} {number:.4f}" for key, number in numbers.items() if key not in shown)
     epochs = f"epoch {epoch + 1} of {job.recipe.run.epochs}"
-    show.note(f"{epochs}: val {headline(numbers, job.objective.metric)}, {others}")
+    show.note(", ".join(filter(None, [f"{epochs}: val {headline(numbers, job.objective.metric)}", others])))
     if log is not None:
         log.write("val", progress.step, epoch=epoch, **numbers)
         for finding in job.objective.diagnose([event for event in read_log(job.run) if event["kind"] == "train"]):

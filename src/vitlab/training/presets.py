@@ -23,8 +23,12 @@ def recipes() -> dict[str, Path]:
 
 
 def split_arguments(what: str, more: Sequence[str]) -> tuple[str, list[str]]:
-    """The data source and the settings of `vitlab train A B key=value`: folders and files come before settings."""
+    """The data source or recipe and the settings of `vitlab train A B key=value`: folders and files come before
+    settings. Behind the name of a recipe they are its data.
+    """
     folders = list(takewhile(lambda text: "=" not in text and Path(text).expanduser().exists(), more))
+    if folders and what in recipes() and what not in SOURCES and not Path(what).exists():
+        return what, [setting("data.source", join_sources(folders)), *more[len(folders) :]]
     return join_sources([what, *folders]) if folders else what, list(more[len(folders) :])
 
 
@@ -70,9 +74,14 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
         return title, replace(base, data=replace(base.data, source=name))
     pattern = re.search(SHARD_PATTERN, name)
     if path.exists() or pattern:
+        from vitlab.images.sources.annotated import RECIPES, holds_marks, natural_kind
         from vitlab.images.sources.captions import holds_captions
 
-        base = read_recipe(available["clip_folder" if holds_captions(path) else "folder"])
+        if path.exists() and holds_marks(path):
+            suited = RECIPES[natural_kind(path)]
+        else:
+            suited = "clip_folder" if holds_captions(path) else "folder"
+        base = read_recipe(available[suited])
         title = path.absolute().parent.name if pattern else path.resolve().stem
         return title, replace(base, data=replace(base.data, source=name))
     if "/" in name or name.startswith((".", "~")):

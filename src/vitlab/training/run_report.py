@@ -18,6 +18,7 @@ from vitlab.images.datasets import Captioned, Data
 from vitlab.models.base import Network
 from vitlab.training.batches import ImageSet
 from vitlab.training.clock import Deadline
+from vitlab.training.dense_scores import RegionScores
 from vitlab.training.evaluate import Scores
 from vitlab.training.heat_maps import PASSES, heat_maps, heat_method
 from vitlab.training.label_issues import LabelSuspect, sure_suspects
@@ -79,6 +80,8 @@ def write_run_report(run: FinishedRun) -> Path:
         return write_report(run.run, _with_captions(report, run, scores))
     if isinstance(scores, TargetScores):
         return write_report(run.run, _with_targets(report, run, scores))
+    if isinstance(scores, RegionScores):
+        return write_report(run.run, report)
     return write_report(run.run, _with_classes(report, run, scores))
 
 

@@ -31,7 +31,7 @@ COLUMNS = (
 )  # fmt: skip
 SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed", "run.note"}
 ALWAYS_DIFFER = {"run.dir", "run.name"}
-TARGETS = ("map", "val_map", "r2", "val_r2")  # scores of runs that learn several labels, or a number
+TARGETS = ("map", "val_map", "r2", "val_r2", "miou", "val_miou", "ap", "val_ap")  # of runs that learn no classes
 MAIN = (
     "name",
     "data",
@@ -47,7 +47,7 @@ MAIN = (
 TITLES = {"val_top1": "best val", "images_per_second": "images/s"}  # of columns, where not the key itself
 MORE_IS_BETTER = {"top1", "val_top1", *TARGETS, "images_per_second", "started"}
 NAMED = 3  # runs with the same value of a setting that are named
-SHARES = {"top1", "val_top1", "map", "val_map"}  # shown in percent
+SHARES = {"top1", "val_top1", *(key for key in TARGETS if "r2" not in key)}  # shown in percent
 
 
 @dataclass(frozen=True)

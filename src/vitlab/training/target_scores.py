@@ -189,6 +189,11 @@ def reordered(task: ModelTask, order: list[int]) -> ModelTask:
 def headline(numbers: Mapping[str, Any], metric: str = "top-1") -> str:
     """The figures of a log line or of result.json in words; `metric` is what top1 stands for."""
     n = numbers
+    if "miou" in n:
+        return f"mIoU {n['miou']:.2%}, pixel accuracy {n['pixel_accuracy']:.2%}"
+    if "ap" in n:
+        quality = f", PQ {n['pq']:.2%}" if "pq" in n else ""
+        return f"AP {n['ap']:.2%}, AP50 {n['ap50']:.2%}{quality}"
     if "map" in n:
         return f"mAP {n['map']:.2%}{_span(n, '.1%')}, F1 {n['f1_micro']:.2%} (micro), {n['f1_macro']:.2%} (macro)"
     if "mae" in n:

@@ -29,7 +29,7 @@ from vitlab.training import processes, run_lock
 from vitlab.training.autopick import check, pick
 from vitlab.training.job import suited_recipe
 from vitlab.training.ladder import climb
-from vitlab.training.ladder_plan import ladder_or_scratch
+from vitlab.training.ladder_plan import ladder_or_scratch, with_start
 from vitlab.training.loop import Show, Silent, check_is_run, fit
 from vitlab.training.objectives import DEFAULT
 from vitlab.training.presets import find_recipe, join_sources, own_values, recipes
@@ -111,7 +111,8 @@ def train(
         recipe, notes = _for_model(recipe, with_settings(Recipe(model=recipe.model), texts).model.name)
         for note in notes:
             show.note(note)
-        recipe = suited_recipe(ladder_or_scratch(with_settings(recipe, texts), texts))
+        recipe = with_start(with_settings(recipe, texts), show.note)
+        recipe = suited_recipe(ladder_or_scratch(recipe, texts))
         if recipe.run.ladder and Path(what or "").suffix == ".toml":
             texts = [*own_values(Path(what or "")), *texts]
     run = run or (Path(recipe.run.dir) if recipe.run.dir else None)

@@ -22,6 +22,9 @@ OBJECTIVES = {  # objective.name, which is also the name of the file -> class
     "mae": "MaskedReconstruction",
     "dino": "SelfDistillation",
     "clip": "ContrastiveLearning",
+    "segment": "Segmentation",
+    "instance": "InstanceSegmentation",
+    "detect": "Detection",
 }
 DEFAULT = next(iter(OBJECTIVES))
 

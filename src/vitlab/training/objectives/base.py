@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.images.augment import MODES, Augment, AugmentOptions
+from vitlab.images.augment_regions import RegionAugment
 from vitlab.images.datasets import Data, subset
 from vitlab.images.mix import Mix
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
-from vitlab.images.sources.dataset import TargetKind
+from vitlab.images.sources.dataset import RegionKind, TargetKind
 from vitlab.layers.lora import add_lora
 from vitlab.models.base import Network, WrapsEncoder
 from vitlab.models.config import Config
@@ -34,6 +35,7 @@ from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import BatchDataset, ImageSet, Plan, TrainingBatch
+from vitlab.training.dense_scores import RegionScores
 from vitlab.training.evaluate import Scores, evaluate_knn
 from vitlab.training.features import Count
 from vitlab.training.objectives import OBJECTIVES, objective_class
@@ -51,7 +53,7 @@ BANK_DRAW = 3  # coordinate of the draw that picks them
 
 Forward = Callable[..., Any]  # the model as it is called: compiled, or wrapped for many processes (DDP)
 Inputs = dict[str, Tensor]
-AnyScores = Scores | Retrieval | TargetScores
+AnyScores = Scores | Retrieval | TargetScores | RegionScores
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Objective:
     balances = False  # follows data.balance
     uses_labels = True
     uses_captions = False
+    marks: RegionKind | None = None  # what it learns of masks and boxes; None: nothing
     chooses_patches = False  # the objective decides which patches or crops its model sees
     shardable = False  # runs with run.sharding=fsdp
     options_class: type[ObjectiveOptions] = ObjectiveOptions
@@ -170,7 +173,7 @@ class Objective:
         return model
 
     @classmethod
-    def augmentation(cls, recipe: Recipe, pre: Preprocess) -> Augment | MultiCrop:
+    def augmentation(cls, recipe: Recipe, pre: Preprocess) -> Augment | MultiCrop | RegionAugment:
         names = ("crop", "padding", "border", "scale", "ratio", "flip", "flip_in_turn")
         names += ("randaugment", "magnitude", "jitter", "erasing")
         options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
@@ -234,7 +237,7 @@ class Objective:
 
     def rank(self, scores: AnyScores, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         """The model of the highest rank is kept as the best; and numbers for the log."""
-        assert not isinstance(scores, TargetScores)
+        assert not isinstance(scores, TargetScores | RegionScores)
         return scores.top(1), {}
 
     def results(self, scores: AnyScores) -> dict[str, Any]:

@@ -23,12 +23,17 @@ from vitlab.training.report.verdict import Evidence, verdict
 from vitlab.version import __version__
 
 REPORT = "report.html"
-LEARNED = ("top-1", "mAP", "R2")  # judged by labels that were learned, not by k-NN, zero-shot or recall
+LEARNED = ("top-1", "mAP", "R2", "mIoU", "AP")  # judged by labels that were learned, not by k-NN, zero-shot or recall
 _OF_STEPS = ("epochs", "images_per_second")  # a linear probe has none
 TILES = {  # key of result.json -> what it is called
     "top1": ("Top-1 accuracy", "准确率"),
     "top5": ("Top-5 accuracy", "前五准确率"),
     "map": ("Mean average precision", "平均精度均值"),
+    "miou": ("Mean IoU", "平均交并比"),
+    "pixel_accuracy": ("Pixels that are right", "像素准确率"),
+    "ap": ("Average precision", "平均精度"),
+    "ap50": ("Average precision at IoU 0.5", "IoU 0.5 的平均精度"),
+    "pq": ("Panoptic quality", "全景质量"),
     "f1_micro": ("F1 (micro)", "F1（微平均）"),
     "f1_macro": ("F1 (macro)", "F1（宏平均）"),
     "mae": ("Mean absolute error", "平均绝对误差"),
