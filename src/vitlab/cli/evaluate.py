@@ -68,7 +68,8 @@ def evaluate(
     """Evaluate a model: accuracy, calibration, errors, speed.
 
     Top-1 and top-5, also per class, and which classes it confuses; optionally classifiers on its features. Several
-    labels an image are evaluated by mAP and F1, a number by MAE, RMSE and R2. On images
+    labels an image are evaluated by mAP and F1, a number by MAE, RMSE and R2; classes of
+    pixels by mIoU, masks and boxes of objects by AP, masks also by PQ. On images
     with captions a CLIP is evaluated by recall@1, 5 and 10, both ways, beside chance.
     """
     from vitlab.evaluation import evaluate

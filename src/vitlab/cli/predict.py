@@ -22,9 +22,11 @@ from vitlab.cli.options import (
     Reducer,
 )
 from vitlab.cli.progress import counting
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
 if TYPE_CHECKING:
+    from vitlab.images.read import Source
     from vitlab.inference import Predictions
 
 
@@ -36,12 +38,25 @@ class PredictOutput:
     """Where predictions go besides the terminal."""
 
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", "--csv", metavar="FILE", help="Write the predictions: a .csv table.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            "--csv",
+            metavar="FILE",
+            help="Write the predictions: a .csv table; masks and boxes: a folder.",
+        ),
     ] = None
     sort: Annotated[
         Path | None,
         typer.Option("--sort", metavar="FOLDER", help="Copy the images into a folder for each class, in a new folder."),
     ] = None
+    threshold: Annotated[
+        float | None, typer.Option(help="Of masks and boxes: least score of an object. Default: 0.5.", min=0, max=1)
+    ] = None
+    windows: Annotated[
+        bool, typer.Option("--windows", help="Of classes of pixels: large images at their own resolution, in parts.")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -74,14 +89,21 @@ def predict(
     model: PredictOptions,
     json: Json = False,
 ) -> None:
-    """Classify images, or all images of a folder.
+    """Classify images, or all images of a folder; or find masks and boxes in them.
 
+    A network for segmentation or detection writes a folder: PNG masks, COCO JSON, and overlays.
     A file that cannot be read is reported; the others are processed (exit code 1).
     """
     from vitlab.images.sorting import SortedFolder
     from vitlab.inference import check_csv_name, find_images, predict, sort_images, write_predictions
+    from vitlab.inference_regions import finds_regions
 
     sources = find_images(_with_piped(images))
+    if finds_regions(checkpoint):
+        _predict_regions(checkpoint, sources, output, model, json)
+        return
+    if output.threshold is not None or output.windows:
+        raise UsageError("--threshold and --windows are for masks and boxes, and this model gives classes.")
     if output.out is not None:
         check_csv_name(output.out)
     folder = None if output.sort is None else SortedFolder(output.sort, [image for image in images if image != PIPED])
@@ -94,6 +116,31 @@ def predict(
         counts = sort_images(predictions, folder)
         say(f"copied: {sum(counts.values()):,} images into {len(counts):,} class folders of {output.sort}")
     _report(predictions, json, as_table=output.out is None and folder is None)
+
+
+def _predict_regions(
+    checkpoint: str, sources: list[Source], output: PredictOutput, model: PredictOptions, json: bool
+) -> None:
+    from vitlab.inference_regions import predict_regions, write_regions
+    from vitlab.training.dense_answers import THRESHOLD
+
+    if output.sort is not None or model.reducer is not None or model.heads is not None:
+        raise UsageError("--sort, --reducer and --heads are for models of classes: leave them out here.")
+    if output.out is not None and output.out.is_file():
+        raise UsageError(f"{output.out}: is a file; masks and overlays need a folder.")
+    options = {**BatchOptions.for_load(model), "threshold": output.threshold or THRESHOLD, "windows": output.windows}
+    with counting("images", len(sources)) as progress:
+        found = predict_regions(checkpoint, sources, progress=progress, **options)
+    if output.out is not None:
+        say(f"written: {len(write_regions(found, output.out)):,} files to {output.out}")
+    if json:
+        print_json([prediction.to_dict() for prediction in found])
+    elif output.out is None:
+        print_table(found.table(len(found)))
+    if errors := [prediction.error for prediction in found if prediction.error is not None]:
+        for error in errors:
+            say(f"vitlab: {one_line(error)}")
+        raise SystemExit(1)
 
 
 def zeroshot(

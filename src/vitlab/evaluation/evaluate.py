@@ -16,6 +16,7 @@ from torch import nn
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import ModelOrName, as_network, load_with_report, locate
 from vitlab.errors import UsageError, VitlabError
+from vitlab.evaluation.regions import evaluate_network
 from vitlab.evaluation.result import Evaluation, FewShot, Templates
 from vitlab.export.loader import Exported, is_export, open_network
 from vitlab.images.bands import StoredPixels
@@ -35,8 +36,10 @@ from vitlab.images.sources import sources_of
 from vitlab.images.sources.dataset import KIND_NAMES
 from vitlab.images.sources.targets import table_titles
 from vitlab.inference import check_reducer, on_device
+from vitlab.inference_regions import finds_regions, kind_of, region_network
 from vitlab.models import registry
 from vitlab.models.base import Capability, Network, class_labels
+from vitlab.models.dense_network import DenseNetwork
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
@@ -130,6 +133,8 @@ def evaluate(
         network, device = _open_model(name, reducer, templates is not None, tell, **size), device or "auto"
     if isinstance(network, Exported):
         _check_export(network, with_features or templates is not None)
+    network = region_network(network, device) if isinstance(network, DenseNetwork) else network
+    marks = kind_of(network) if isinstance(network, DenseNetwork) else None
     if not isinstance(data, Data | str | PathLike):
         if network.encoder.task.kind != "class":
             raise UsageError(f"{name} gives {network.encoder.task.description}: name a table of images, and not pairs.")
@@ -141,11 +146,23 @@ def evaluate(
         trained, group = _split_as_trained(recipe, source)
         opening.setdefault("columns", trained.pop("columns", None) or _columns(network.encoder, source, recipe))
         files = FileOptions("photo") if stored is None else FileOptions("stored", stored.channels)
-        data = open_data(source, captions=captions, files=replace(files, group=group), **opening, **trained)
+        files = replace(files, group=group, marks=marks, max_bad_annotations=max_unreadable)
+        data = open_data(source, captions=captions, files=files, **opening, **trained)
         for text in data.notes:
             tell(text)
     chosen = _choose_split(data, source, split)
     result = Evaluation(name, source, chosen, data.classes, reducer, notes=notes)
+    if isinstance(network, DenseNetwork):
+        if with_features or templates is not None or flip or reducer is not None:
+            raise UsageError(
+                f"{name} is scored by its masks or boxes: leave out --knn, --probe, --zeroshot and --flip."
+            )
+        result.scores = evaluate_network(network, name, data, getattr(data, chosen), progress, batch_size)
+        check_skipped(result.scores.skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
+        result.skipped |= result.scores.skipped
+        return result
+    if data.annotated:
+        raise UsageError(f"{source} has masks or boxes, and {name} is a {network.family}: it gives none.")
     common: dict[str, Any] = {"batch_size": batch_size, "reducer": None if reducer is None else reducer_of(reducer)}
     if templates is not None or data.captioned:
         if with_features:
@@ -216,7 +233,7 @@ def _open_model(name: str, reducer: str | None, with_text: bool, note: Note, **s
         return open_network(name, **size)
     if reducer is not None:
         reducer_of(reducer)  # before the model is read
-    model, report = load_with_report(name, encoder=not with_text, **size)
+    model, report = load_with_report(name, encoder=not (with_text or finds_regions(name)), **size)
     for text in report.notes:
         note(text)
     return model

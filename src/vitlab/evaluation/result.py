@@ -7,11 +7,18 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitlab.tables import Table, Tabular
+from vitlab.training.dense_scores import RegionScores
 from vitlab.training.evaluate import Scores
 from vitlab.training.retrieval import AT, Retrieval
 from vitlab.training.target_scores import LabelScores, TargetScores
 
-FIGURES = {  # of several labels an image, and of a number: title and format
+FIGURES = {  # of several labels an image, of a number, and of masks and boxes: title and format
+    "miou": ("mIoU", ".2%"),
+    "pixel_accuracy": ("pixel accuracy", ".2%"),
+    "ap": ("AP", ".2%"),
+    "ap50": ("AP50", ".2%"),
+    "ap75": ("AP75", ".2%"),
+    "pq": ("PQ", ".2%"),
     "map": ("mAP", ".2%"),
     "f1_micro": ("F1 (micro)", ".2%"),
     "f1_macro": ("F1 (macro)", ".2%"),
@@ -65,7 +72,7 @@ class Evaluation(Tabular):
     split: str
     classes: list[str]
     reducer: str | None = None
-    scores: Scores | TargetScores | None = None  # of the classifier, or zero-shot; or of its labels or number
+    scores: Scores | TargetScores | RegionScores | None = None  # of its classes, labels or number; masks or boxes
     retrieval: Retrieval | None = None
     templates: Templates | None = None
     knn: float | None = None
@@ -106,6 +113,8 @@ class Evaluation(Tabular):
             parts += _classes(self, self.scores)
         if isinstance(self.scores, LabelScores):
             parts.append(_labels(self, self.scores))
+        if isinstance(self.scores, RegionScores):
+            parts.append(_regions(self.scores))
         return parts
 
 
@@ -119,7 +128,7 @@ def _summary(result: Evaluation) -> Table:
         rows += [("top-5", f"{scores.top(5):.2%}")] * (len(result.classes) > 5)
     rows += [] if result.knn is None else [("k-NN on features", f"{result.knn:.2%}")]
     rows += [] if result.linear_probe is None else [("linear probe", f"{result.linear_probe:.2%}")]
-    if isinstance(scores, TargetScores):
+    if isinstance(scores, TargetScores | RegionScores):
         numbers = scores.numbers()
         rows += [(name, format(numbers[key], form)) for key, (name, form) in FIGURES.items() if key in numbers]
     if few is not None:
@@ -129,7 +138,7 @@ def _summary(result: Evaluation) -> Table:
         rows += [("loss", f"{scores.loss():.4f}"), ("calibration (ECE)", f"{scores.calibration_error():.4f}")]
     if scores is not None:
         images = f"{int(scores.read.sum())} images in {scores.seconds:.1f} s, reading included"
-        rows.append(("speed", f"{len(scores.labels) / max(scores.seconds, 1e-9):.0f} images/s, {images}"))
+        rows.append(("speed", f"{len(scores.read) / max(scores.seconds, 1e-9):.0f} images/s, {images}"))
     if retrieval is not None:
         values = retrieval.to_dict()
         rows.append(("mean recall", f"{retrieval.mean_recall():.2%}"))
@@ -180,6 +189,19 @@ def _labels(result: Evaluation, scores: LabelScores) -> Table:
         rows.append([label, *shares, f"{figures['threshold']:.3f}", str(figures["images"])])
     right = ("average precision", "F1", "threshold", "images")
     return Table(["label", *right], rows, right, heading)
+
+
+def _regions(scores: RegionScores) -> Table:
+    """Figures of each class, or of the worst of many."""
+    rows, heading = scores.per_class(), []
+    names = [name for name in rows[0] if name != "class"] if rows else []
+    if len(rows) > CLASSES:
+        known = [row for row in rows if row[names[0]] is not None]
+        heading = [f"The {min(CLASSES, len(known))} worst of {len(rows)} classes (--json has all)"]
+        rows = sorted(known, key=lambda row: row[names[0]])[:CLASSES]
+    titles = [{"iou": "IoU"}.get(name, name.upper()) for name in names]
+    cells = [[row["class"], *(_percent(row[name]) for name in names)] for row in rows]
+    return Table(["class", *titles], cells, titles, heading)
 
 
 def _percent(share: float | None) -> str:

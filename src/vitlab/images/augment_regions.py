@@ -28,7 +28,9 @@ class RegionAugment:
 
     def __init__(self, options: AugmentOptions, preprocess: Preprocess) -> None:
         if options.crop not in ("none", "scaled"):
-            raise UsageError(f"augment.crop={options.crop} does not move masks and boxes: use scaled, or none.")
+            raise UsageError(
+                f"augment.crop={options.crop} does not move masks and boxes: augment.crop=scaled, or none."
+            )
         for name in NOT_MOVED:
             if value := getattr(options, name):
                 raise UsageError(f"augment.{name}={value:g} does not move masks and boxes: set augment.{name}=0.")

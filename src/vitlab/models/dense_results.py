@@ -49,14 +49,18 @@ class Detections:
     queries: Tensor  # (n,)
 
 
+def semantic_scores(output: DenseOutput, view: Size) -> Tensor:
+    """(B, K, H, W) of the view: logits; of queries the sum of their masks, weighed by the shares of their classes."""
+    if output.semantic is not None:
+        return _resized(output.semantic, view)
+    classes, masks = _queries(output)
+    shares = classes.softmax(-1)[..., :-1]  # (B, Q, K)
+    return torch.einsum("bqk,bqhw->bkhw", shares, _resized(masks, view).sigmoid())
+
+
 def semantic_maps(output: DenseOutput, view: Size, sizes: Sequence[Size]) -> list[Tensor]:
     """The class of every pixel, (H, W) each."""
-    if output.semantic is not None:
-        scores = _resized(output.semantic, view)  # (B, K, H, W)
-    else:
-        classes, masks = _queries(output)
-        shares = classes.softmax(-1)[..., :-1]  # (B, Q, K)
-        scores = torch.einsum("bqk,bqhw->bkhw", shares, _resized(masks, view).sigmoid())
+    scores = semantic_scores(output, view)
     return [_resized(image[None], size)[0].argmax(dim=0) for image, size in zip(scores, sizes, strict=True)]
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import ImageError
-from vitlab.images.datasets import Captioned, Data, Dataset, images_per_class
+from vitlab.images.datasets import Annotated, Captioned, Data, Dataset, images_per_class
 from vitlab.images.randomness import permutation
+from vitlab.images.regions import VOID
+from vitlab.images.sources.dataset import REGION_NAMES
 from vitlab.tables import Table, Tabular, by, count
 
 LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many images are looked at, no more
@@ -68,7 +70,9 @@ class DataSummary(Tabular):
     looked_at: int
     unreadable: list[str]
     notes: list[str]
-    per_class: list[dict[str, Any]]  # the class, and its images in each split
+    per_class: list[dict[str, Any]]  # the class, and its images in each split; of masks and boxes a pair, see `measure`
+    marks: str | None = None  # what is learned of masks or boxes
+    measure: str = ""  # the second number of a pair
 
     def to_dict(self) -> dict[str, Any]:
         """As `vitlab data --json` prints it."""
@@ -78,6 +82,8 @@ class DataSummary(Tabular):
         rows = [["images", ", ".join(f"{split} {count(n)}" for split, n in self.images.items())]]
         if self.captions:
             rows += self._caption_rows()
+        elif self.marks is not None:
+            rows = [["learned", self.marks], ["classes", count(self.classes)], *rows]
         elif self.numbers:
             spans = (f"{s} {n.least:.6g} to {n.most:.6g}, mean {n.mean:.6g}" for s, n in self.numbers.items())
             rows.append(["numbers", "; ".join(spans)])
@@ -95,10 +101,23 @@ class DataSummary(Tabular):
 
     def _class_table(self) -> Table:
         splits = list(self.images)
+        if self.marks is not None:
+            return self._marks_table()
         rows = [[row["class"], *[count(row[split]) for split in splits]] for row in self.per_class[:CLASSES]]
         more = self.classes - CLASSES
         notes = [f"... {count(more)} more (--json lists all)"] if more > 0 else []
         return Table(["class" if self.kind == "class" else "label", *splits], rows, splits, notes=notes)
+
+    def _marks_table(self) -> Table:
+        """Images with each class, and its objects or its share of the pixels, in what was looked at."""
+        titles = [title for split in self.images for title in (f"{split}: images", self.measure)]
+        rows: list[list[str]] = []
+        for row in self.per_class[:CLASSES]:
+            numbers = [number for split in self.images for number in row[split]]
+            rows.append([row["class"], *(f"{n:.1%}" if isinstance(n, float) else count(n) for n in numbers)])
+        more = self.classes - CLASSES
+        notes = [f"... {count(more)} more (--json lists all)"] if more > 0 else []
+        return Table(["class", *titles], rows, titles, notes=notes)
 
     def _caption_rows(self) -> list[list[str]]:
         counts = (
@@ -132,7 +151,7 @@ def describe(data: Data) -> DataSummary:
     """
     splits = {name: split for name in ("train", "val", "test") if (split := getattr(data, name)) is not None}
     with_numbers = data.kind == "number" and not data.captioned
-    counts = {} if with_numbers else {name: images_per_class(split) for name, split in splits.items()}
+    counts = {} if with_numbers or data.annotated else {name: images_per_class(split) for name, split in splits.items()}
     sizes: Counter[tuple[int, int]] = Counter()
     unreadable: list[str] = []
     for split in splits.values():
@@ -141,6 +160,7 @@ def describe(data: Data) -> DataSummary:
         unreadable += wrong
     by_area = sorted(sizes, key=lambda size: (size[0] * size[1], size))
     common = [size for size, n in sizes.most_common(1) if n > 1]
+    marks = marked_classes(splits) if data.annotated else None
     return DataSummary(
         name=data.name,
         kind=data.kind,
@@ -153,7 +173,11 @@ def describe(data: Data) -> DataSummary:
         looked_at=sizes.total() + len(unreadable),
         unreadable=unreadable,
         notes=list(data.notes),
-        per_class=[
+        marks=None if marks is None else marks.learned,
+        measure="" if marks is None else marks.measure,
+        per_class=marks.per_class
+        if marks is not None
+        else [
             {"class": label, **{name: int(count[k]) for name, count in counts.items()}}
             for k, label in enumerate([] if with_numbers else data.classes)
         ],
@@ -194,3 +218,48 @@ def _look(split: Dataset) -> tuple[Counter[tuple[int, int]], list[str]]:
         if seen >= PIXELS:
             break
     return sizes, unreadable
+
+
+@dataclass(frozen=True)
+class MarkedClasses:
+    """How often each class is marked on the images that are looked at."""
+
+    learned: str
+    measure: str
+    per_class: list[dict[str, Any]]
+
+
+def marked_classes(splits: Mapping[str, Dataset]) -> MarkedClasses:
+    """By split, for each class: images that have it; and its objects, or its share of the pixels that are not void."""
+    tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    pixels = False
+    for name, split in splits.items():
+        assert isinstance(split, Annotated)
+        pixels = split.kind == "semantic"
+        tables[name] = _count_marks(split)
+    first = next(iter(splits.values()))
+    assert isinstance(first, Annotated)
+    rows: list[dict[str, Any]] = []
+    for k, label in enumerate(first.classes):
+        pairs: dict[str, Any] = {}
+        for name, (images, amounts) in tables.items():
+            share = float(amounts[k] / max(amounts.sum(), 1))
+            pairs[name] = [int(images[k]), share if pixels else int(amounts[k])]
+        rows.append({"class": label, **pairs})
+    return MarkedClasses(REGION_NAMES[first.kind], "share of pixels" if pixels else "objects", rows)
+
+
+def _count_marks(split: Annotated) -> tuple[np.ndarray, np.ndarray]:
+    """(K,) images, and objects or pixels, of up to LOOKED_AT images that can be read."""
+    images, amounts = np.zeros((2, len(split.classes)), dtype=np.int64)
+    for index in permutation(len(split), 0)[:LOOKED_AT].tolist():
+        try:
+            h, w = split.read(index).shape[:2]
+            regions = split.regions(index, (h, w))
+        except ImageError:
+            continue
+        shown = regions.painted[regions.painted != VOID] if split.kind == "semantic" else regions.labels[~regions.crowd]
+        counts = np.bincount(shown, minlength=len(split.classes))
+        images += counts > 0
+        amounts += counts
+    return images, amounts

@@ -1,6 +1,6 @@
 """What a network for segmentation or detection says of an image, in the image's own pixels.
 
-answer = answers(model(images), geometries, preprocess.size, "instance")[0]
+answer = answers(model(images), [(480, 640)], preprocess.size, "instance")[0]
 answer.semantic                            # (H, W) uint8: the class of every pixel
 answer.objects[0].label, .score, .box, .outline       # the surest first
 
@@ -19,15 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.errors import UsageError
-from vitlab.images.preprocess import Geometry, normalise
-from vitlab.images.regions import RunLengths, mask_box
+from vitlab.images.preprocess import normalise
+from vitlab.images.regions import Regions, RunLengths
 from vitlab.images.sources.dataset import RegionKind
 from vitlab.models.dense import DenseOutput
 from vitlab.models.dense_network import DenseNetwork
+from vitlab.models.dense_results import detections, instances, semantic_maps, semantic_scores
 
 MOST_OBJECTS = 100  # of one image, as COCO counts them; more where the truth has more
+THRESHOLD = 0.5  # score from which an object is reported
 LEAST_SCORE = 1e-3  # of an answer that is kept
+TOGETHER = 10  # masks that are enlarged to the image's size at a time
 OVERLAP = 0.5  # of neighbouring windows
+
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -44,97 +49,80 @@ class FoundObject:
 class DenseAnswer:
     """Of one image of this (H, W)."""
 
-    size: tuple[int, int]
+    size: Size
     semantic: np.ndarray | None = None  # (H, W) uint8
     objects: list[FoundObject] = field(default_factory=list)  # the surest first
 
+    def above(self, threshold: float = THRESHOLD) -> DenseAnswer:
+        """Without the objects of a lower score."""
+        return replace(self, objects=[found for found in self.objects if found.score >= threshold])
+
+    def regions(self) -> Regions:
+        """As what is marked on an image."""
+        if self.semantic is not None:
+            return Regions.of_map(self.semantic)
+        shapes = tuple(found.outline for found in self.objects if found.outline is not None)
+        count = len(self.objects)
+        return Regions(
+            self.size,
+            np.array([found.label for found in self.objects], dtype=np.int64),
+            np.array([found.box for found in self.objects], dtype=np.float64).reshape(-1, 4),
+            np.zeros(count, dtype=bool),
+            shapes if len(shapes) == count else None,
+        )
+
 
 def answers(
-    output: DenseOutput,
-    geometries: Sequence[Geometry],
-    size: tuple[int, int],
-    kind: RegionKind,
-    most: int = MOST_OBJECTS,
+    output: DenseOutput, sizes: Sequence[Size], view: Size, kind: RegionKind, most: int = MOST_OBJECTS
 ) -> list[DenseAnswer]:
-    """One for each image of a batch, which was seen in views of `size`; `most`: objects of an image."""
-    read = {"semantic": _semantic, "instance": _instances, "detect": _detections}[kind]
-    return [read(_of_image(output, i), geometry, size, most) for i, geometry in enumerate(geometries)]
+    """One for each image of a batch, all of which was seen in a `view` of this size; `most`: objects of an image."""
+    found: list[DenseAnswer] = []
+    for index, size in enumerate(sizes):
+        one = _of_image(output, index)
+        if kind == "semantic":
+            found.append(DenseAnswer(size, semantic_maps(one, view, [size])[0].to(torch.uint8).numpy()))
+        else:
+            found.append(DenseAnswer(size, objects=_objects(_surest(one, most), view, size, kind)))
+    return found
 
 
 def _of_image(output: DenseOutput, index: int) -> DenseOutput:
-    return replace(output, auxiliary=(), **{n: v[index].detach().float().cpu() for n, v in output.tensors().items()})
+    """A batch of one, on the CPU."""
+    parts = {name: value[index : index + 1].detach().float().cpu() for name, value in output.tensors().items()}
+    return replace(output, auxiliary=(), **parts)
 
 
-def _semantic(output: DenseOutput, geometry: Geometry, size: tuple[int, int], most: int) -> DenseAnswer:
-    scores = in_image(class_scores(output), geometry, size)
-    return DenseAnswer(geometry.original, scores.argmax(dim=0).to(torch.uint8).numpy())
-
-
-def class_scores(output: DenseOutput) -> Tensor:
-    """Scores of the classes at every place of one image, (K, h, w): its logits; or of queries the sum of their masks,
-    weighed by their classes (arXiv:2107.06278, sec. 3.4).
-    """
-    if output.semantic is not None:
-        return output.semantic
-    if output.classes is None or output.masks is None:
-        raise UsageError("this network gives no masks, so that it cannot tell the class of a pixel.")
-    return torch.einsum("qk,qhw->khw", output.classes.softmax(-1)[:, :-1], output.masks.sigmoid())
-
-
-def in_image(maps: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    """Maps (C, h', w') of a view of `size` -> (C, H, W) of the image, bilinear; what was padded is cut off."""
-    g = geometry
-    if (g.top, g.left) != (0, 0) or g.resized != size:
-        maps = _resized(maps, size)[:, max(-g.top, 0) :, max(-g.left, 0) :][:, : g.resized[0], : g.resized[1]]
-    return _resized(maps, g.original)
-
-
-def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.interpolate(maps[None], size, mode="bilinear", align_corners=False)[0]
-
-
-def _instances(output: DenseOutput, geometry: Geometry, size: tuple[int, int], most: int) -> DenseAnswer:
-    """Queries with a mask: the score is that of the class times the mean certainty of the mask's pixels."""
-    if output.masks is None:
-        raise UsageError("this network gives boxes and no masks: its objects are found by objective.name=detect.")
-    objects: list[FoundObject] = []
-    for query, label, score in _surest(output, most):
-        mask = in_image(output.masks[query][None], geometry, size)[0]  # (H, W) logits
-        inside = mask > 0
-        if inside.any():
-            certainty = float(mask.sigmoid()[inside].mean())
-            left, top, right, bottom = mask_box(inside.numpy()).tolist()
-            outline = RunLengths.of_mask(inside.numpy())
-            objects.append(FoundObject(label, score * certainty, (left, top, right, bottom), outline))
-    return DenseAnswer(geometry.original, objects=sorted(objects, key=lambda found: -found.score))
-
-
-def _detections(output: DenseOutput, geometry: Geometry, size: tuple[int, int], most: int) -> DenseAnswer:
-    if output.boxes is None:  # boxes come from masks
-        return _instances(output, geometry, size, most)
-    (H, W), (h, w), objects = geometry.original, size, []
-    for query, label, score in _surest(output, most):
-        x, y, wide, tall = output.boxes[query].tolist()
-        seen = ((x - wide / 2) * w, (y - tall / 2) * h, (x + wide / 2) * w, (y + tall / 2) * h)
-        left, top, right, bottom = geometry.to_original(seen)
-        box = min(max(left, 0.0), W), min(max(top, 0.0), H), min(max(right, 0.0), W), min(max(bottom, 0.0), H)
-        if box[2] > box[0] and box[3] > box[1]:
-            objects.append(FoundObject(label, score, box))
-    return DenseAnswer(geometry.original, objects=objects)
-
-
-def _surest(output: DenseOutput, most: int) -> Iterator[tuple[int, int, float]]:
-    """Query, class and probability of the most probable pairs."""
+def _surest(output: DenseOutput, most: int) -> DenseOutput:
+    """The queries of one image that have the most probable objects, in this order."""
     if output.classes is None:
         raise UsageError("this network gives no objects: use objective.name=segment.")
-    chances = output.classes.softmax(-1)[:, :-1]  # (Q, K)
-    found = chances.flatten().topk(min(most, chances.numel()))
-    for place, chance in zip(found.indices.tolist(), found.values.tolist(), strict=True):
-        if chance >= LEAST_SCORE:
-            yield place // chances.shape[1], place % chances.shape[1], chance
+    chances = output.classes.softmax(-1)[0, :, :-1].amax(-1)  # (Q,)
+    order = chances.argsort(descending=True, stable=True)[:most]
+    order = order[chances[order] >= LEAST_SCORE]
+    return replace(output, **{name: value[:, order] for name, value in output.tensors().items()})
 
 
-def flat_ids(answer: DenseAnswer, threshold: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+def _objects(output: DenseOutput, view: Size, size: Size, kind: RegionKind) -> list[FoundObject]:
+    if output.boxes is not None and (kind == "detect" or output.masks is None):
+        if kind == "instance":
+            raise UsageError("this network gives boxes and no masks: its objects are learned by objective.name=detect.")
+        found = detections(output, [size], threshold=LEAST_SCORE)[0]
+        limits = found.boxes.new_tensor([size[1], size[0]] * 2)
+        boxes = found.boxes.clamp(min=0).minimum(limits)
+        rows = zip(found.labels.tolist(), found.scores.tolist(), boxes.tolist(), strict=True)
+        return [FoundObject(k, score, (a, b, c, d)) for k, score, (a, b, c, d) in rows if c > a and d > b]
+    objects: list[FoundObject] = []
+    assert output.classes is not None
+    for part in torch.arange(output.classes.shape[1]).split(TOGETHER):
+        some = replace(output, **{name: value[:, part] for name, value in output.tensors().items()})
+        seen = instances(some, view, [size], threshold=LEAST_SCORE)[0]
+        for label, score, box, mask in zip(seen.labels, seen.scores, seen.boxes.tolist(), seen.masks, strict=True):
+            outline = RunLengths.of_mask(mask.numpy())
+            objects.append(FoundObject(int(label), float(score), tuple(box), outline))
+    return sorted(objects, key=lambda found: -found.score)
+
+
+def flat_ids(answer: DenseAnswer, threshold: float = THRESHOLD) -> tuple[np.ndarray, np.ndarray]:
     """Objects above a score without overlaps: (H, W) numbers from 1, 0 where there is none; and their labels. The
     surer object has a pixel; one of which less than half is left is dropped.
     """
@@ -175,8 +163,9 @@ def large_map(model: DenseNetwork, pixels: Tensor) -> np.ndarray:
     total, device = torch.zeros(0), next(model.parameters()).device
     for top, left in windows((x.shape[1], x.shape[2]), window):
         part = x[:, top : top + window[0], left : left + window[1]]
-        scores = class_scores(_of_image(model(part[None].to(device)), 0))
-        scores = _resized(scores.softmax(0) if scores.min() < 0 else scores, window)
+        output = _of_image(model(part[None].to(device)), 0)
+        scores = semantic_scores(output, window)[0]
+        scores = scores if output.semantic is None else scores.softmax(0)
         total = total if len(total) else torch.zeros(len(scores), x.shape[1], x.shape[2])
         total[:, top : top + window[0], left : left + window[1]] += scores
     return total[:, : size[0], : size[1]].argmax(dim=0).to(torch.uint8).numpy()

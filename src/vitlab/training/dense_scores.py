@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from vitlab.images.preprocess import Geometry
 from vitlab.images.regions import VOID, Regions, RunLengths, View
 from vitlab.images.sources.dataset import Annotated, RegionKind
 from vitlab.models.dense_network import DenseNetwork
@@ -51,6 +52,11 @@ class RegionScores:
     @property
     def metric(self) -> str:
         return MARKED[self.kind]
+
+    @property
+    def of_image(self) -> str:
+        """What `of_images` are."""
+        return {"semantic": "mIoU", "instance": "PQ", "detect": "F1"}[self.kind]
 
     @property
     def value(self) -> float:
@@ -138,20 +144,20 @@ def _answered(
     data, pre = image_set.data, image_set.preprocess
     assert isinstance(data, Annotated)
 
-    def look(position: int, image: np.ndarray, name: str) -> tuple[torch.Tensor, View, Regions]:
+    def look(position: int, image: np.ndarray, name: str) -> tuple[torch.Tensor, Regions]:
         size = (image.shape[0], image.shape[1])
-        regions, view = data.regions(int(part[position]), size), View(pre.geometry(size), pre.size)
-        return image_set.cut(image, view, name), view, regions
+        view = View(Geometry(size, pre.size, 0, 0), pre.size)  # all of the image
+        return image_set.cut(image, view, name), data.regions(int(part[position]), size)
 
     found, kept, bad = image_set.read(part, look)
     skipped |= bad
     if not found:
         return []
-    pixels, views, truths = zip(*found, strict=True)
+    pixels, truths = zip(*found, strict=True)
     device = next(model.parameters()).device
     output = model(image_set.normalise(torch.stack(pixels)).to(device))
     most = max(MOST_OBJECTS, *(len(truth.labels) for truth in truths))
-    said = answers(output, [view.geometry for view in views], pre.size, kind, most)
+    said = answers(output, [truth.size for truth in truths], pre.size, kind, most)
     return list(zip(part[kept].tolist(), said, truths, strict=True))
 
 

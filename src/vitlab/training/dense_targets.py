@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vitlab.errors import ImageError
-from vitlab.images.regions import VOID, Regions, View, mask_box
+from vitlab.images.regions import VOID, Regions, RunLengths, View, mask_box
 from vitlab.images.sources.dataset import RegionKind
 from vitlab.models.dense import DenseTarget
 
@@ -53,3 +53,15 @@ def relative_boxes(boxes: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
     shares = boxes / np.array([size[1], size[0]] * 2)
     centred = np.concatenate([(shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2]], axis=1)
     return torch.from_numpy(centred).float()
+
+
+def regions_of_target(target: DenseTarget, size: tuple[int, int]) -> Regions:
+    """A target of a view of this (h, w) as what is marked on an image, to draw it."""
+    if target.semantic is not None:
+        return Regions.of_map(target.semantic.numpy().astype(np.uint8))
+    boxes = np.zeros((len(target.labels), 4))
+    if target.boxes is not None:
+        centre, sides = np.split(target.boxes.numpy() * np.array([size[1], size[0]] * 2), 2, axis=1)
+        boxes = np.concatenate([centre - sides / 2, centre + sides / 2], axis=1)
+    shapes = None if target.masks is None else tuple(RunLengths.of_mask(mask) for mask in target.masks.numpy())
+    return Regions(size, target.labels.numpy(), boxes, np.zeros(len(boxes), dtype=bool), shapes)

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import ImageError
-from vitlab.images.datasets import Data, label_text
+from vitlab.images.datasets import Annotated, Data, label_text
+from vitlab.images.draw_regions import drawn
 from vitlab.images.mix import Mix, Mixing, smooth_targets
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
+from vitlab.images.regions import Regions, View
 from vitlab.images.sources.dataset import target_kind
-from vitlab.training.batches import BatchDataset, Plan
+from vitlab.training.batches import BatchDataset, Plan, TrainingBatch
+from vitlab.training.dense_targets import regions_of_target, target_of
 from vitlab.training.finetune import build_for_data, for_pixels
 from vitlab.training.job import steps_of
 from vitlab.training.objectives import objective_class
@@ -118,12 +121,26 @@ def _rows(steps: BatchDataset, images: int, views: int) -> tuple[list[PreviewRow
             unreadable.append(str(error))
             continue
         data = image_set.data
-        rows.append(PreviewRow(label_text(data, index), data.name_of(index), index, _pixels([before[0], *later], pre)))
+        pixels = _pixels([before[0], *later], pre)
+        if isinstance(data, Annotated):
+            pairs = zip(pixels, _marks(steps, index, batches), strict=True)
+            pixels = [drawn(image, regions, classes=data.kind == "semantic") for image, regions in pairs]
+        rows.append(PreviewRow(label_text(data, index), data.name_of(index), index, pixels))
         if len(rows) == images:
             break
     if not rows:
         raise ImageError(f"none of {len(unreadable)} training images can be read, e.g. {unreadable[0]}")
     return rows, unreadable
+
+
+def _marks(steps: BatchDataset, index: int, batches: list[TrainingBatch]) -> list[Regions]:
+    """What is marked on an image as it is evaluated, and in each batch of it alone."""
+    data, pre = steps.image_set.data, steps.image_set.preprocess
+    assert isinstance(data, Annotated)
+    size = data.read(index).shape
+    whole = View(pre.geometry((size[0], size[1])), pre.size)
+    targets = [target_of(data.regions(index, (size[0], size[1])), whole, data.kind), *(b.targets[0] for b in batches)]
+    return [regions_of_target(target, pre.size) for target in targets]
 
 
 def _in_order(plan: Plan) -> Iterator[int]:

@@ -14,10 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.images.datasets import Captioned, Data
-from vitlab.models.base import Network
+from vitlab.images.datasets import Annotated, Captioned, Data
+from vitlab.images.draw_regions import drawn
+from vitlab.images.preprocess import Geometry
+from vitlab.images.regions import View
+from vitlab.models.base import Network, evaluating
+from vitlab.models.dense_network import DenseNetwork
 from vitlab.training.batches import ImageSet
 from vitlab.training.clock import Deadline
+from vitlab.training.dense_answers import answers
 from vitlab.training.dense_scores import RegionScores
 from vitlab.training.evaluate import Scores
 from vitlab.training.heat_maps import PASSES, heat_maps, heat_method
@@ -81,7 +86,7 @@ def write_run_report(run: FinishedRun) -> Path:
     if isinstance(scores, TargetScores):
         return write_report(run.run, _with_targets(report, run, scores))
     if isinstance(scores, RegionScores):
-        return write_report(run.run, report)
+        return write_report(run.run, _with_regions(report, run, scores))
     return write_report(run.run, _with_classes(report, run, scores))
 
 
@@ -168,6 +173,33 @@ def _with_targets(report: RunReport, run: FinishedRun, scores: TargetScores) -> 
         evidence=Evidence(str(run.run)),
         heat="" if method is None else method.title,
     )
+
+
+def _with_regions(report: RunReport, run: FinishedRun, scores: RegionScores) -> RunReport:
+    """The worst images, then the first others: what is marked, and beside it what the model says."""
+    fits, read = run.deadline.while_it_fits, np.flatnonzero(scores.read.numpy())
+    worst = read[np.argsort(scores.of_images[read], kind="stable")][:EXPLAINED].tolist()
+    others = [index for index in read.tolist() if index not in worst][:EXPLAINED]
+    return replace(
+        report,
+        mistakes=[_marked_and_said(run, scores, i) for i in fits(worst)],
+        samples=[_marked_and_said(run, scores, i) for i in fits(others)],
+    )
+
+
+def _marked_and_said(run: FinishedRun, scores: RegionScores, index: int) -> GalleryItem:
+    model, image_set, data = run.model, run.image_set, run.image_set.data
+    assert isinstance(model, DenseNetwork) and isinstance(data, Annotated)
+    image, seen = data.read(index), image_set.preprocess.size
+    size = (image.shape[0], image.shape[1])
+    view = image_set.cut(image, View(Geometry(size, seen, 0, 0), seen), data.name_of(index))
+    with evaluating(model):
+        output = model(image_set.normalise(view[None]).to(next(model.parameters()).device))
+    said = answers(output, [size], seen, scores.kind)[0].above()
+    pixels = scores.kind == "semantic"
+    marked, answer = (drawn(image, r, classes=pixels) for r in (data.regions(index, size), said.regions()))
+    text = f"{scores.of_image} {scores.of_images[index]:.2f}"
+    return GalleryItem(marked, text, text, None, data.name_of(index), heat=answer)
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,6 @@ class LearnsRegions(Objective):
         for option in LEFT_OUT:
             if value := getattr(recipe.augment, option):
                 raise TrainingError(f"augment.{option}={value:g} is not for objective.name={name}: leave it out.")
-        if recipe.augment.crop not in ("none", "scaled"):
-            raise TrainingError(
-                f"augment.crop={recipe.augment.crop} does not move masks and boxes: augment.crop=scaled, or none."
-            )
         if recipe.run.ladder:
             raise TrainingError(f"run.ladder=true compares classifiers, and objective.name={name} trains none.")
 
@@ -153,7 +149,8 @@ def build_dense(recipe: ModelRecipe, classes: list[str], channels: int, example:
             f"{recipe.name} is a {model.family}, which says nothing of pixels or objects: model.name={example} "
             f"model.init_from={source}, for instance, puts such a head on its encoder."
         )
-    model.labels, model.preprocess = list(classes), model.require_preprocess().uncropped()  # all of an image is seen
+    model.labels = list(classes)
+    model.preprocess = replace(model.require_preprocess(), how="stretch", resize=None)  # all of an image is seen
     return model, notes
 
 

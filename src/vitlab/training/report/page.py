@@ -147,6 +147,11 @@ def _mistakes_caption(report: RunReport) -> str:
             "The largest losses first: given labels → <b>answer</b>.",
             "损失最大的在前：给定标签 → <b>回答</b>。",
         )
+    if report.result.keys() & {"miou", "ap"}:
+        english, chinese = (
+            "The worst first: what is marked, and beside it what the model says.",
+            "最差的在前：左边是标注，右边是模型的回答。",
+        )
     if report.heat:
         what, chinese_what = "spoke for the answer", "支持这个回答的部分"
         if "mae" in report.result:
