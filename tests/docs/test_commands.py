@@ -45,7 +45,7 @@ TABLES = {
     "tags.csv": "image,labels\n1.jpg,cat;dog\n",
     "prices.csv": "image,price\n1.jpg,2.5\n",
 }
-FOLDERS = ("photos", "labelled", "FOLDER", "lab1", "lab2", "scans")  # of pictures, that a reader has
+FOLDERS = ("photos", "labelled", "FOLDER", "lab1", "lab2", "scans", "nuclei")  # of pictures, that a reader has
 FILES = ("photos/files.txt",)
 SUPPOSED = {  # runs that a page supposes beside runs/mine
     "clip": {"clip", "dino"},

@@ -44,7 +44,7 @@ class PredictOutput:
             "--out",
             "--csv",
             metavar="FILE",
-            help="Write the predictions: a .csv table; masks and boxes: a folder.",
+            help="Write predictions: a .csv table; masks, boxes: a folder.",
         ),
     ] = None
     sort: Annotated[
@@ -91,7 +91,8 @@ def predict(
 ) -> None:
     """Classify images, or all images of a folder; or find masks and boxes in them.
 
-    A network for segmentation or detection writes a folder: PNG masks, COCO JSON, and overlays.
+    A network for segmentation or detection writes a folder: PNG masks, COCO JSON, overlays.
+
     A file that cannot be read is reported; the others are processed (exit code 1).
     """
     from vitlab.images.sorting import SortedFolder

@@ -54,6 +54,8 @@ def ladder_or_scratch(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     if recipe.model.init_from == AUTO and "model.name" in given and "model.init_from" not in given:
         recipe = replace(recipe, model=replace(recipe.model, init_from=None))
     if recipe.model.init_from == AUTO and not recipe.run.ladder:
+        if objective_class(recipe.objective.name).marks is not None:  # see `with_start`
+            return recipe
         raise UsageError("model.init_from=auto is part of run.ladder=true: name a checkpoint, or none.")
     return recipe if recipe.model.init_from else single_run(recipe)
 
@@ -76,7 +78,7 @@ def with_start(recipe: Recipe, note: Callable[[str], object] = lambda text: None
 
 def tuning_recipe(recipe: Recipe, data: Data, settings: Sequence[str]) -> Recipe:
     """How the ladder trains the whole network, or `recipe` itself where it does not climb: for a preview."""
-    recipe = ladder_or_scratch(with_start(recipe), settings)
+    recipe = with_start(ladder_or_scratch(recipe, settings))
     if not recipe.run.ladder:
         return recipe
     who = processes.start(recipe.run.device)

@@ -111,8 +111,8 @@ def train(
         recipe, notes = _for_model(recipe, with_settings(Recipe(model=recipe.model), texts).model.name)
         for note in notes:
             show.note(note)
-        recipe = with_start(with_settings(recipe, texts), show.note)
-        recipe = suited_recipe(ladder_or_scratch(recipe, texts))
+        recipe = suited_recipe(ladder_or_scratch(with_settings(recipe, texts), texts))
+        recipe = with_start(recipe, show.note)
         if recipe.run.ladder and Path(what or "").suffix == ".toml":
             texts = [*own_values(Path(what or "")), *texts]
     run = run or (Path(recipe.run.dir) if recipe.run.dir else None)
