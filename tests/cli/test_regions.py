@@ -46,7 +46,7 @@ def test_eval_prints_what_is_measured(runs, command):
     recorded = json.loads((runs / "seg_folder" / "result.json").read_text())
     assert values["miou"] == pytest.approx(recorded["miou"]) and values["per_class"][0]["class"] == "background"
     answer = command("eval", str(runs / "seg_folder" / "best"), str(runs / "data"), "--knn", code=2).stderr
-    assert "gives masks or boxes" in answer
+    assert "is scored by its masks or boxes" in answer
     assert "gives none" in command("eval", "bundled:digits", str(runs / "data"), code=2).stderr
 
 
@@ -88,9 +88,19 @@ def test_data_counts_and_draws(runs, command, tmp_path):
     ).stdout
     assert "share of pixels" in shown and "a class for every pixel" in shown
     preview = tmp_path / "preview.png"
-    settings = ["model.init_from=none", "model.name=eomt_nano", "model.image_size=32"]
+    settings = ["model.init_from=none", "model.name=eomt_nano", "model.image_size=32", "data.batch_size=4"]
     answer = command(
-        "data", "instance_folder", str(runs / "data"), *settings, "--preview", str(preview), "--json"
+        "data",
+        "instance_folder",
+        str(runs / "data"),
+        *settings,
+        "--preview",
+        str(preview),
+        "--images",
+        "2",
+        "--views",
+        "1",
+        "--json",
     ).stdout
     assert preview.stat().st_size > 1000
     assert json.loads(answer)["per_class"][0]["train"] == [9, 9]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.checkpoints import native
-from vitlab.errors import TrainingError
+from vitlab.errors import TrainingError, VitlabError
 from vitlab.models.task import RegionTask, task_from_dict
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped, fit
@@ -115,7 +115,7 @@ def test_a_head_starts_from_an_encoder_and_a_run_from_a_run(folder, tmp_path):
     [
         ("augment.mixup=0.5", "augment.mixup=0.5 is not for objective.name=segment"),
         ("augment.randaugment=2", "augment.randaugment=2 is not for"),
-        ("augment.crop=resized", "augment.crop=scaled"),
+        ("augment.crop=resized", "augment.crop=resized does not move masks"),
         ("run.ladder=true", "compares classifiers"),
         ("model.name=vit_tiny", "model.name=linear_head_small"),
         ("model.classes=7", "leave model.classes out"),
@@ -124,7 +124,7 @@ def test_a_head_starts_from_an_encoder_and_a_run_from_a_run(folder, tmp_path):
 def test_what_does_not_fit_is_refused(setting, message, folder, tmp_path):
     texts = [f"data.source={folder}", "objective.name=segment", *METHODS["segment"], "model.image_size=32", setting]
     recipe = with_settings(Recipe(), texts)
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(VitlabError, match=message):
         fit(recipe, tmp_path / "run")
 
 
