@@ -36,22 +36,22 @@ class Task:
 
 def tasks(nuclei: Path, coco: Path, encoder: str | None) -> Iterator[Task]:
     """`encoder`: a checkpoint that the runs on nuclei start from; for the linear head also frozen."""
-    small = ["model.image_size=128", "model.patch_size=8", "model.width=128", "model.depth=4", "model.heads=4"]
-    start = ["model.init_from=none", *small] if encoder is None else [f"model.init_from={encoder}"]
-    plain = [*start, "data.workers=0", "augment.jitter=0.1", "run.eval_every=5"]
-    head = [*plain, "model.name=linear_head_nano", "optim.lr=1e-3", "data.batch_size=16", "run.epochs=60"]
+    new = ["model.init_from=none", "model.image_size=256", "model.width=128", "model.depth=4", "model.heads=4"]
+    start = [*new, "model.patch_size=8"] if encoder is None else [f"model.init_from={encoder}"]
+    plain = [*start, "data.workers=0", "augment.jitter=0.1", "run.eval_every=10"]
+    head = [*plain, "model.name=linear_head_nano", "optim.lr=1e-3", "data.batch_size=8", "run.epochs=60"]
     pixels, objects = ("miou", "pixel_accuracy", "per_class"), ("ap", "ap50", "pq")
     yield Task("nuclei, foreground", "seg_folder", nuclei, head, pixels, minutes=15)
     if encoder is not None:
         frozen = [*head, "model.freeze=encoder"]
         yield Task("nuclei, frozen encoder", "seg_folder", nuclei, frozen, pixels, minutes=15)
-    queries = ["model.name=eomt_nano", "model.queries=150", "optim.lr=5e-4", "data.batch_size=8", "run.epochs=100"]
+    queries = ["model.name=eomt_nano", "model.upscale=2", "model.queries=150", "optim.lr=5e-4", "run.epochs=100"]
     yield Task("nuclei, objects", "instance_folder", nuclei, [*plain, *queries], objects, minutes=40)
-    still = ["augment.crop=none", "augment.flip=false", "augment.jitter=0", "run.epochs=400", "run.eval_every=50"]
-    over = ["model.init_from=none", *small, "data.workers=0", *still, "data.batch_size=4", "optim.lr=1e-3"]
-    linear, eomt = ([*over, f"model.name={name}"] for name in ("linear_head_nano", "eomt_nano"))
-    yield Task("coco128, pixels", "seg_folder", coco / "semantic_segmentation", linear, pixels, minutes=20)
-    yield Task("coco128, objects", "instance_folder", coco / "instance_segmentation", eomt, objects, minutes=40)
+    still = ["augment.crop=none", "augment.flip=false", "augment.jitter=0", "run.epochs=600", "run.eval_every=100"]
+    over = [*new, "model.patch_size=16", "model.name=eomt_nano", "model.upscale=3", "model.queries=60"]
+    over += [*still, "data.workers=0", "data.batch_size=4", "optim.lr=5e-4"]
+    yield Task("coco128, pixels", "seg_folder", coco / "semantic_segmentation", over, pixels, minutes=40)
+    yield Task("coco128, objects", "instance_folder", coco / "instance_segmentation", over, objects, minutes=40)
 
 
 def few_of(source: Path, folder: Path) -> Path:

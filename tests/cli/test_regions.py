@@ -83,25 +83,13 @@ def test_windows_of_the_model_s_size_see_what_it_sees(runs):
 
 
 def test_data_counts_and_draws(runs, command, tmp_path):
-    shown = command(
-        "data", "seg_folder", str(runs / "data"), "model.init_from=none", "model.name=linear_head_nano"
-    ).stdout
+    of = str(runs / "data")
+    shown = command("data", "seg_folder", of, "model.init_from=none", "model.name=linear_head_nano").stdout
     assert "share of pixels" in shown and "a class for every pixel" in shown
     preview = tmp_path / "preview.png"
-    settings = ["model.init_from=none", "model.name=eomt_nano", "model.image_size=32", "data.batch_size=4"]
-    answer = command(
-        "data",
-        "instance_folder",
-        str(runs / "data"),
-        *settings,
-        "--preview",
-        str(preview),
-        "--images",
-        "2",
-        "--views",
-        "1",
-        "--json",
-    ).stdout
+    settings = ["model.init_from=none", "model.name=eomt_nano", "model.image_size=32"]
+    few = ["--preview", str(preview), "--images", "2", "--views", "1"]
+    answer = command("data", "instance_folder", of, *settings, *few, "--json").stdout
     assert preview.stat().st_size > 1000
     assert json.loads(answer)["per_class"][0]["train"] == [9, 9]
 
