@@ -150,7 +150,7 @@ class Reader:
         if objective == "clip":
             return "bundled:clip"
         made = self.runs.get(source.removesuffix("/best"))
-        name, options = (made.model.name, made.model.options) if made else ("vit_cifar", dict(classes=7, depth=1))
+        name, options = (made.model.name, made.model.options) if made else ("vit_cifar", dict(classes=7, depth=3))
         folder = self.scratch / re.sub(r"\W", "-", source)
         if not folder.exists():
             vitlab.save(vitlab.create(name, **options), folder)

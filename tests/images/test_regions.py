@@ -12,8 +12,8 @@ from vitlab.images.regions import (
     VOID,
     Polygons,
     Regions,
+    RegionView,
     RunLengths,
-    View,
     compress_counts,
     fill_polygon,
     mask_box,
@@ -99,10 +99,10 @@ def test_an_image_and_its_mask_move_together():
         ((48, 72), 10, 0),
         ((32, 48), 0, 3),
     ):  # no centre falls between two pixels
-        view = View(Geometry((48, 72), resized, top, left), pre.size)
+        view = RegionView(Geometry((48, 72), resized, top, left), pre.size)
         seen = np.asarray(pre.view(picture, geometry=view.geometry))[:, :, 0] > 127
         np.testing.assert_array_equal(view.cut(pixels, outside=False), seen)
-        flipped = View(view.geometry, pre.size, mirrored=True)
+        flipped = RegionView(view.geometry, pre.size, mirrored=True)
         np.testing.assert_array_equal(flipped.cut(pixels, outside=False), seen[:, ::-1])
         assert not np.array_equal(flipped.cut(pixels, outside=False), seen)  # a flip that is forgotten is seen here
 
@@ -112,14 +112,14 @@ def test_boxes_move_as_masks_do():
     mask[8:20, 12:36] = True
     box = mask_box(mask)[None]
     for mirrored in (False, True):
-        view = View(Geometry((40, 60), (80, 120), 10, 20), (64, 64), mirrored)
+        view = RegionView(Geometry((40, 60), (80, 120), 10, 20), (64, 64), mirrored)
         np.testing.assert_array_equal(view.boxes(box)[0], mask_box(view.cut(mask, outside=False)))
-        swapped = View(Geometry((40, 60), (80, 120), 20, 10), (64, 64), mirrored)  # x and y taken for each other
+        swapped = RegionView(Geometry((40, 60), (80, 120), 20, 10), (64, 64), mirrored)  # x and y taken for each other
         assert not np.array_equal(swapped.boxes(box)[0], mask_box(view.cut(mask, outside=False)))
 
 
 def test_outside_the_image_no_class_is_known():
-    view = View(Geometry((4, 6), (4, 6), -2, -1), (8, 8))
+    view = RegionView(Geometry((4, 6), (4, 6), -2, -1), (8, 8))
     seen = view.cut(np.zeros((4, 6), dtype=np.uint8), outside=VOID)
     assert (seen == VOID).sum() == 64 - 24 and (seen[2:6, 1:7] == 0).all()
 

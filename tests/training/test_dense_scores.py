@@ -11,8 +11,8 @@ from torchmetrics.detection import PanopticQuality
 from vitlab.images.regions import VOID, IdRegion, Regions, RunLengths, mask_box
 from vitlab.training.dense_answers import DenseAnswer, FoundObject, windows
 from vitlab.training.dense_scores import (
-    Comparison,
     PanopticCounts,
+    RegionComparison,
     average_precision,
     box_iou,
     boxes_found,
@@ -119,7 +119,7 @@ def slow_average_precision(truths, answers, threshold, label):
 @pytest.mark.parametrize("what", ["bbox", "segm"])
 def test_average_precision_equals_a_slow_loop(what):
     rng = np.random.default_rng(2)
-    comparison = Comparison("instance" if what == "segm" else "detect", 2)
+    comparison = RegionComparison("instance" if what == "segm" else "detect", 2)
     truths, answers = [], []
     for image in range(6):
         corners = [np.array([x, y, x + w, y + h], dtype=float) for x, y, w, h in rng.integers(2, 10, (4, 4))]
@@ -153,7 +153,7 @@ def _filled(box):
 def test_a_perfect_answer_scores_one_and_a_mirrored_one_does_not():
     rng = np.random.default_rng(4)
     for flip, expected in ((False, 1.0), (True, 0.0)):
-        comparison = Comparison("instance", 1)
+        comparison = RegionComparison("instance", 1)
         ids, _ = objects_of(rng, 3)
         ids[:, W // 2 :] = 0  # all on the left
         numbers = np.unique(ids[ids > 0])
@@ -166,7 +166,7 @@ def test_a_perfect_answer_scores_one_and_a_mirrored_one_does_not():
 
 
 def test_no_answer_and_no_object():
-    comparison = Comparison("detect", 2)
+    comparison = RegionComparison("detect", 2)
     empty = Regions.of_ids(np.zeros((H, W), dtype=int), *np.zeros((3, 0), dtype=int))
     assert comparison.add(0, DenseAnswer((H, W)), empty) == 1.0
     assert average_precision(comparison, "bbox").ap == 0.0

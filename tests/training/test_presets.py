@@ -9,6 +9,7 @@ import torch
 
 from vitlab.errors import UsageError
 from vitlab.images.sources import SOURCES
+from vitlab.models.dense import DenseOutput
 from vitlab.training.finetune import build_model
 from vitlab.training.presets import find_recipe, recipes
 from vitlab.training.recipe import read_recipe, with_settings
@@ -38,6 +39,10 @@ def test_a_recipe_is_read_and_its_model_builds(name):
             assert model.encode_image(images).shape == (2, model.config.embed_dim)
             return
         logits = model(images)
+    if isinstance(logits, DenseOutput):
+        shapes = {key: tuple(value.shape[:2]) for key, value in logits.tensors().items()}
+        assert set(shapes.values()) == {(2, 10 if recipe.objective.name == "segment" else model.config.queries)}
+        return
     assert logits.shape == (2, 10)
     learning = [key for key, parameter in model.named_parameters() if parameter.requires_grad]
     everything = [key for key, _ in model.named_parameters()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -14,6 +15,8 @@ from safetensors.torch import load_file
 import vitlab
 from vitlab.checkpoints import native
 from vitlab.errors import TrainingError, VitlabError
+from vitlab.models.eomt import EoMT
+from vitlab.models.set_loss import LossWeights
 from vitlab.models.task import RegionTask, task_from_dict
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped, fit
@@ -143,3 +146,18 @@ def test_recipes_are_found_by_the_data(folder, monkeypatch):
             name,
             [f'data.source="{folder}"', "run.epochs=3"],
         )
+
+
+@pytest.mark.parametrize("name", ["instance", "detect"])
+def test_two_processes_equal_one(name, folder, tmp_path, fit_in_two, monkeypatch):
+    """What a process draws for itself (points of masks, which queries are masked) is left out."""
+    monkeypatch.setattr(EoMT, "loss_weights", LossWeights(points=0))
+    monkeypatch.setattr(EoMT, "anneal", lambda self, progress: None)
+    plain = ["optim.name=sgd", "optim.lr=0.05", "run.epochs=2", "run.eval_every=2"]
+    fit(recipe_of(folder, name, *plain, "data.batch_size=8"), tmp_path / "one")
+    assert fit_in_two(recipe_of(folder, name, *plain, "data.batch_size=4"), tmp_path / "two") == [0, 0]
+    one, two = (load_file(tmp_path / run / "last" / "weights.safetensors") for run in ("one", "two"))
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=2e-5, rtol=0, msg=key)
+    results = [json.loads((tmp_path / run / "result.json").read_text(encoding="utf-8")) for run in ("one", "two")]
+    assert results[1]["ap50"] == pytest.approx(results[0]["ap50"], abs=1e-6) and results[0]["steps"] == 2

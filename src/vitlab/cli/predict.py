@@ -89,7 +89,7 @@ def predict(
     model: PredictOptions,
     json: Json = False,
 ) -> None:
-    """Classify images, or all images of a folder; or find masks and boxes in them.
+    """Classify images, or find masks and boxes in them.
 
     A network for segmentation or detection writes a folder: PNG masks, COCO JSON, overlays.
 

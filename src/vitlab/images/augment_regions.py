@@ -1,6 +1,6 @@
 """Augmentation that moves an image and what is marked on it together: large-scale jitter, flip; then colours.
 
-    view = augment.view((480, 640), index, seed=0, epoch=3)   # where the model looks: see View
+    view = augment.view((480, 640), index, seed=0, epoch=3)   # where the model looks: see RegionView
     images = augment(pixels, indices, seed=0, epoch=3)        # views (B, C, h, w) uint8 -> normalised, colours changed
 
 Large-scale jitter (arXiv:2012.07177): the image as in evaluation, times a random factor, at a random place of the view.
@@ -18,7 +18,7 @@ from vitlab.errors import UsageError
 from vitlab.images.augment import CROP, Augment, AugmentOptions
 from vitlab.images.preprocess import Geometry, Preprocess
 from vitlab.images.randomness import uniform
-from vitlab.images.regions import View
+from vitlab.images.regions import RegionView
 
 NOT_MOVED = ("randaugment", "erasing")  # change the image alone
 
@@ -41,14 +41,14 @@ class RegionAugment:
         still = replace(options, flip=False, flip_in_turn=False)
         self.colours = Augment(still, pre.size, pre.mean, pre.std, scale=pre.scale)
 
-    def view(self, size: tuple[int, int], index: int, *, seed: int, epoch: int, repeat: int = 0) -> View:
+    def view(self, size: tuple[int, int], index: int, *, seed: int, epoch: int, repeat: int = 0) -> RegionView:
         """Where the model looks at an image of this (H, W)."""
         geometry, one = self.preprocess.geometry(size), np.array([index])
         if self.options.crop == "scaled":
             numbers = uniform(seed, CROP, epoch, one, repeat, count=3)[0]
             geometry = scaled_geometry(geometry, self.preprocess.size, self.options.scale, numbers)
         flip = self.options.flip and bool(self.flips.mirrored(one, seed=seed, epoch=epoch, repeat=repeat)[0])
-        return View(geometry, self.preprocess.size, flip)
+        return RegionView(geometry, self.preprocess.size, flip)
 
     def __call__(
         self, views: Tensor, indices: np.ndarray, *, seed: int, epoch: int, repeat: int | np.ndarray = 0

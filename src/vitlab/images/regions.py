@@ -1,7 +1,7 @@
 """What is marked on an image: objects with boxes and masks, or a class for every pixel; and how that moves with it.
 
     regions = dataset.regions(3)                              # of images/sources/annotated.py
-    view = View(preprocess.geometry(regions.size), preprocess.size, mirrored=True)
+    view = RegionView(preprocess.geometry(regions.size), preprocess.size, mirrored=True)
     view.masks(regions.shapes, regions.size)                  # (n, h, w) bool, as the model sees the image
 
 Pixel (row, column) covers [column, column + 1) x [row, row + 1): boxes and polygons are in these coordinates, and a
@@ -17,12 +17,16 @@ from typing import Protocol
 
 import numpy as np
 
-from vitlab.errors import ImageError
+from vitlab.errors import DataError, ImageError
 from vitlab.images.preprocess import Geometry
 
 VOID = 255  # in a map of classes: belongs to no class, and is neither learned nor counted
 CROSSINGS = 1 << 20  # of rows by edges that are in memory at a time
 DIGIT, MORE, SIGN, FIRST = 0x1F, 0x20, 0x10, 48  # of a compressed run length: five bits a character
+
+
+class AnnotationError(DataError):
+    """An annotation that cannot be used: it is named, counted and left out."""
 
 
 class Shape(Protocol):
@@ -128,7 +132,7 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class View:
+class RegionView:
     """The part of an image that a model sees, (h, w); mirrored left to right, or not."""
 
     geometry: Geometry
@@ -222,13 +226,13 @@ def compress_counts(counts: Sequence[int]) -> str:
 
 
 def read_counts(text: str) -> list[int]:
-    """What `compress_counts` wrote; ValueError where the text is no such thing."""
+    """What `compress_counts` wrote; an AnnotationError where the text is no such thing."""
     counts: list[int] = []
     value, shift = 0, 0
     for character in text:
         code = ord(character) - FIRST
         if not 0 <= code < 64 or shift > 35:
-            raise ValueError(f"{character!r} is no digit of a run length")
+            raise AnnotationError(f"{character!r} is no digit of a run length")
         value |= (code & DIGIT) << shift
         shift += 5
         if code & MORE:
@@ -237,9 +241,9 @@ def read_counts(text: str) -> list[int]:
             value -= 1 << shift
         value += counts[-2] if len(counts) > 2 else 0
         if value < 0:
-            raise ValueError("a run length is below 0")
+            raise AnnotationError("a run length is below 0")
         counts.append(value)
         value, shift = 0, 0
     if shift:
-        raise ValueError("the run lengths are cut off")
+        raise AnnotationError("the run lengths are cut off")
     return counts

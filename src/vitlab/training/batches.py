@@ -28,7 +28,7 @@ from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import RESAMPLING, Preprocess, normalise
 from vitlab.images.randomness import permutation, uniform
-from vitlab.images.regions import VOID, Regions, View
+from vitlab.images.regions import VOID, Regions, RegionView
 from vitlab.images.scaled import Cut, Photo, open_scaled
 from vitlab.images.sources.dataset import Annotated, target_kind
 from vitlab.models.dense import DenseTarget
@@ -209,7 +209,7 @@ class ImageSet:
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
-    def cut(self, image: np.ndarray, view: View, name: str) -> Tensor:
+    def cut(self, image: np.ndarray, view: RegionView, name: str) -> Tensor:
         """(H, W, C) photo -> (C, h, w) uint8: what a view shows of it."""
         pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
         seen = np.asarray(self.preprocess.view(pil, name=name, geometry=view.geometry))
@@ -342,7 +342,7 @@ class BatchDataset(Dataset):
         numbers = torch.from_numpy(indices[kept])
         if not pairs:
             pre = self.image_set.preprocess
-            blank = View(pre.geometry(pre.size), pre.size)
+            blank = RegionView(pre.geometry(pre.size), pre.size)
             empty = target_of(Regions.of_map(np.full(pre.size, VOID, dtype=np.uint8)), blank, data.kind)
             return TrainingBatch(
                 torch.zeros(1, len(pre.mean), *pre.size), torch.zeros(1), numbers, skipped, (), (empty,)

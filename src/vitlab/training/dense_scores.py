@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from vitlab.images.preprocess import Geometry
-from vitlab.images.regions import VOID, Regions, RunLengths, View
+from vitlab.images.regions import VOID, Regions, RegionView, RunLengths
 from vitlab.images.sources.dataset import Annotated, RegionKind
 from vitlab.models.dense_network import DenseNetwork
 from vitlab.optional import require
@@ -111,7 +111,7 @@ def evaluate_regions(
     began, who = time.perf_counter(), processes or Processes(device=next(model.parameters()).device)
     data = image_set.data
     assert isinstance(data, Annotated)
-    collected, skipped = Comparison(kind, len(data.classes)), {}
+    collected, skipped = RegionComparison(kind, len(data.classes)), {}
     read, quality = np.zeros(len(data)), np.zeros(len(data))
     mine = np.arange(who.rank, len(data), who.world)
     with evaluating(model):
@@ -125,7 +125,7 @@ def evaluate_regions(
     skipped, parts = who.join(skipped), who.gather(collected)
     if not both[0].any():
         raise none_readable(skipped)
-    everything = Comparison.joined(parts)
+    everything = RegionComparison.joined(parts)
     scores = RegionScores(kind, data.classes, torch.from_numpy(both[0] > 0), 0.0, skipped, of_images=both[1])
     if kind == "semantic":
         scores.confusion = everything.confusion
@@ -146,7 +146,7 @@ def _answered(
 
     def look(position: int, image: np.ndarray, name: str) -> tuple[torch.Tensor, Regions]:
         size = (image.shape[0], image.shape[1])
-        view = View(Geometry(size, pre.size, 0, 0), pre.size)  # all of the image
+        view = RegionView(Geometry(size, pre.size, 0, 0), pre.size)  # all of the image
         return image_set.cut(image, view, name), data.regions(int(part[position]), size)
 
     found, kept, bad = image_set.read(part, look)
@@ -165,7 +165,7 @@ def _answered(
 
 
 @dataclass
-class Comparison:
+class RegionComparison:
     """Answers beside the truth, as the metrics need them."""
 
     kind: RegionKind
@@ -181,7 +181,7 @@ class Comparison:
         self.panoptic = PanopticCounts.none(self.classes)
 
     @classmethod
-    def joined(cls, parts: Sequence[Comparison]) -> Comparison:
+    def joined(cls, parts: Sequence[RegionComparison]) -> RegionComparison:
         whole = cls(parts[0].kind, parts[0].classes)
         for part in parts:
             whole.truth += part.truth
@@ -273,7 +273,7 @@ class AveragePrecision:
     per_class50: list[float | None]
 
 
-def average_precision(comparison: Comparison, what: Literal["segm", "bbox"]) -> AveragePrecision:
+def average_precision(comparison: RegionComparison, what: Literal["segm", "bbox"]) -> AveragePrecision:
     """`what`: segm compares masks, bbox boxes."""
     require("average precision", "pycocotools")
     from pycocotools.coco import COCO

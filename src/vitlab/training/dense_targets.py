@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vitlab.errors import ImageError
-from vitlab.images.regions import VOID, Regions, RunLengths, View, mask_box
+from vitlab.images.regions import VOID, Regions, RegionView, RunLengths, mask_box
 from vitlab.images.sources.dataset import RegionKind
 from vitlab.models.dense import DenseTarget
 
@@ -14,14 +14,14 @@ LARGEST = 2 << 30  # bytes of the masks of one image
 SMALLEST = 1.0  # pixels of the view: the sides of a box that is still learned
 
 
-def target_of(regions: Regions, view: View, kind: RegionKind) -> DenseTarget:
+def target_of(regions: Regions, view: RegionView, kind: RegionKind) -> DenseTarget:
     """What the view shows. Groups of objects (crowd) are not among the objects, nor is what is out of view."""
     if kind == "semantic":
         return _semantic(regions, view)
     return _boxes(regions, view) if kind == "detect" else _masks(regions, view)
 
 
-def _semantic(regions: Regions, view: View) -> DenseTarget:
+def _semantic(regions: Regions, view: RegionView) -> DenseTarget:
     """The map of classes; for networks of queries also the mask of each class."""
     classes = view.cut(regions.painted, outside=VOID)
     present = np.setdiff1d(np.unique(classes), [VOID])
@@ -30,7 +30,7 @@ def _semantic(regions: Regions, view: View) -> DenseTarget:
     return DenseTarget(labels, masks, semantic=semantic)
 
 
-def _masks(regions: Regions, view: View) -> DenseTarget:
+def _masks(regions: Regions, view: RegionView) -> DenseTarget:
     learned = np.flatnonzero(~regions.crowd)
     assert regions.shapes is not None
     if (needed := len(learned) * view.size[0] * view.size[1]) > LARGEST:
@@ -42,7 +42,7 @@ def _masks(regions: Regions, view: View) -> DenseTarget:
     return DenseTarget(labels, torch.from_numpy(masks[seen]), relative_boxes(boxes, view.size))
 
 
-def _boxes(regions: Regions, view: View) -> DenseTarget:
+def _boxes(regions: Regions, view: RegionView) -> DenseTarget:
     boxes = view.boxes(regions.boxes)
     seen = ~regions.crowd & ((boxes[:, 2:] - boxes[:, :2]) >= SMALLEST).all(axis=1)
     return DenseTarget(torch.from_numpy(regions.labels[seen]), boxes=relative_boxes(boxes[seen], view.size))

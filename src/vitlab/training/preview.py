@@ -22,7 +22,7 @@ from vitlab.images.draw_regions import drawn
 from vitlab.images.mix import Mix, Mixing, smooth_targets
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
-from vitlab.images.regions import Regions, View
+from vitlab.images.regions import Regions, RegionView
 from vitlab.images.sources.dataset import target_kind
 from vitlab.training.batches import BatchDataset, Plan, TrainingBatch
 from vitlab.training.dense_targets import regions_of_target, target_of
@@ -138,7 +138,7 @@ def _marks(steps: BatchDataset, index: int, batches: list[TrainingBatch]) -> lis
     data, pre = steps.image_set.data, steps.image_set.preprocess
     assert isinstance(data, Annotated)
     size = data.read(index).shape
-    whole = View(pre.geometry((size[0], size[1])), pre.size)
+    whole = RegionView(pre.geometry((size[0], size[1])), pre.size)
     targets = [target_of(data.regions(index, (size[0], size[1])), whole, data.kind), *(b.targets[0] for b in batches)]
     return [regions_of_target(target, pre.size) for target in targets]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitlab.images.datasets import Annotated, Captioned, Data
 from vitlab.images.draw_regions import drawn
 from vitlab.images.preprocess import Geometry
-from vitlab.images.regions import View
+from vitlab.images.regions import RegionView
 from vitlab.models.base import Network, evaluating
 from vitlab.models.dense_network import DenseNetwork
 from vitlab.training.batches import ImageSet
@@ -192,7 +192,7 @@ def _marked_and_said(run: FinishedRun, scores: RegionScores, index: int) -> Gall
     assert isinstance(model, DenseNetwork) and isinstance(data, Annotated)
     image, seen = data.read(index), image_set.preprocess.size
     size = (image.shape[0], image.shape[1])
-    view = image_set.cut(image, View(Geometry(size, seen, 0, 0), seen), data.name_of(index))
+    view = image_set.cut(image, RegionView(Geometry(size, seen, 0, 0), seen), data.name_of(index))
     with evaluating(model):
         output = model(image_set.normalise(view[None]).to(next(model.parameters()).device))
     said = answers(output, [size], seen, scores.kind)[0].above()

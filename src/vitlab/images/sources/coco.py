@@ -14,13 +14,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitlab.errors import DataError, ImageError
-from vitlab.images.regions import VOID, Regions, read_counts
+from vitlab.images.regions import VOID, AnnotationError, Regions, read_counts
 from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, Marks, Strings, how_to_allow, refuse_special
 from vitlab.images.sources.folder import subfolders
 from vitlab.images.sources.marks import (
@@ -39,6 +40,17 @@ from vitlab.images.sources.marks import (
 from vitlab.images.sources.masks import read_ids
 from vitlab.images.sources.table import read_bytes
 from vitlab.parsing import is_object, parse_json
+
+JSONObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CocoImage:
+    """An image that a file lists."""
+
+    name: str
+    size: tuple[int, int]  # (H, W)
+
 
 KINDS = ("instances", "panoptic", "")  # of annotations/KIND_train2017.json, the most wanted first
 PLAIN = ("annotations.json", "_annotations.coco.json", "instances.json", "coco.json")
@@ -83,23 +95,23 @@ def annotation_files(path: Path) -> dict[str, Path]:
     """Split -> its COCO file; empty where there is none."""
     if path.is_file():
         return {"train": path} if path.suffix.lower() == ".json" and is_coco(path) else {}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     inside = subfolders(path)
     if "annotations" in inside:
         by_name = {file.stem: file for file in sorted(inside["annotations"].glob("*.json"))}
         for kind in KINDS:
             ours = {stem.removeprefix(kind).lstrip("_"): stem for stem in by_name if stem.startswith(kind)}
             by_split = {split: by_name[stem] for name, stem in ours.items() if (split := split_of(name))}
-            found = {split: file for split, file in by_split.items() if is_coco(file)}
-            if "train" in found:
-                return found
+            files = {split: file for split, file in by_split.items() if is_coco(file)}
+            if "train" in files:
+                return files
     for name in PLAIN:
         for split, folder in [(SPLIT_NAMES.get(n.lower()), f) for n, f in inside.items()]:
             if split is not None and (folder / name).is_file() and is_coco(folder / name):
-                found[split] = folder / name
-        if not found and (path / name).is_file() and is_coco(path / name):
-            found["train"] = path / name
-    return found
+                files[split] = folder / name
+        if not files and (path / name).is_file() and is_coco(path / name):
+            files["train"] = path / name
+    return files
 
 
 def is_coco(path: Path) -> bool:
@@ -118,7 +130,7 @@ def is_coco(path: Path) -> bool:
     return any(key in head for key in keys)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JSONObject:
     try:
         content = parse_json(read_bytes(path))
     except ValueError as error:
@@ -128,13 +140,13 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _panoptic(content: dict[str, Any]) -> bool:
+def _panoptic(content: JSONObject) -> bool:
     return any(is_object(annotation) and "segments_info" in annotation for annotation in content["annotations"])
 
 
-def _categories(files: dict[str, Path], read: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def _categories(files: dict[str, Path], read: dict[str, JSONObject]) -> dict[int, JSONObject]:
     """id -> category, of train; other splits may not have others."""
-    by_split: dict[str, dict[int, dict[str, Any]]] = {}
+    by_split: dict[str, dict[int, JSONObject]] = {}
     for split, content in read.items():
         listed = content.get("categories")
         if not isinstance(listed, list) or not listed:
@@ -155,9 +167,9 @@ def _categories(files: dict[str, Path], read: dict[str, dict[str, Any]]) -> dict
     return by_split["train"]
 
 
-def _images(path: Path, content: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _images(path: Path, content: JSONObject) -> dict[int, CocoImage]:
     """id -> image; every one has a file name and a size."""
-    images: dict[int, dict[str, Any]] = {}
+    images: dict[int, CocoImage] = {}
     for entry in content["images"]:
         try:
             number, height, width = int(entry["id"]), int(entry["height"]), int(entry["width"])
@@ -166,15 +178,15 @@ def _images(path: Path, content: dict[str, Any]) -> dict[int, dict[str, Any]]:
             raise DataError(f"{path}: image {entry!r:.80}: needs id, file_name, height and width.") from None
         if number in images:
             raise DataError(f"{path}: two images have the id {number}.")
-        images[number] = {"name": name, "size": (height, width)}
+        images[number] = CocoImage(name, (height, width))
     if not images:
         raise DataError(f"{path}: lists no images.")
     return images
 
 
-def _image_folder(path: Path, images: dict[int, dict[str, Any]]) -> Path:
+def _image_folder(path: Path, images: dict[int, CocoImage]) -> Path:
     """Where the first image lies: beside the file, in images/, in a folder named after the split, as COCO has it."""
-    name = str(next(iter(images.values()))["name"])
+    name = next(iter(images.values())).name
     split = path.stem.rpartition("_")[2]
     above = path.parent.parent if path.parent.name == "annotations" else path.parent
     places = [path.parent, above, *(above / middle for middle in ("images", split, f"images/{split}"))]
@@ -184,8 +196,8 @@ def _image_folder(path: Path, images: dict[int, dict[str, Any]]) -> Path:
     raise DataError(f"{path}: its first image {name} is not in {', '.join(map(str, dict.fromkeys(places)))}.")
 
 
-def _paths(path: Path, folder: Path, images: dict[int, dict[str, Any]], allow: Allow) -> dict[int, str]:
-    paths = {number: folder / str(image["name"]) for number, image in images.items()}
+def _paths(path: Path, folder: Path, images: dict[int, CocoImage], allow: Allow) -> dict[int, str]:
+    paths = {number: folder / image.name for number, image in images.items()}
     for file in paths.values() if not allow.outside else ():
         if ".." in file.parts[len(folder.parts) :] or not file.is_relative_to(folder):
             raise DataError(f"{path}: names {file}, outside {folder}. To allow it: {how_to_allow('outside')}.")
@@ -197,13 +209,13 @@ def _paths(path: Path, folder: Path, images: dict[int, dict[str, Any]], allow: A
 
 def _objects(
     path: Path,
-    content: dict[str, Any],
-    images: dict[int, dict[str, Any]],
+    content: JSONObject,
+    images: dict[int, CocoImage],
     numbers: dict[int, int],
     bad: BadAnnotations,
 ) -> dict[int, ImageObjects]:
     """Image id -> its objects."""
-    objects = {number: ImageObjects(image["size"]) for number, image in images.items()}
+    objects = {number: ImageObjects(image.size) for number, image in images.items()}
     seen: Counter[int] = Counter()
     for place, annotation in enumerate(content["annotations"]):
         image = annotation.get("image_id") if is_object(annotation) else None
@@ -214,41 +226,41 @@ def _objects(
         try:
             label = numbers.get(annotation.get("category_id", -1))
             if label is None:
-                raise ValueError(f"category_id {annotation.get('category_id')!r:.20} is not listed")
-            box, shape = _outline(annotation, images[image]["size"])
+                raise AnnotationError(f"category_id {annotation.get('category_id')!r:.20} is not listed")
+            box, shape = _outline(annotation, images[image].size)
             objects[image].add(label, box, shape, crowd=bool(annotation.get("iscrowd", 0)))
         except (ValueError, TypeError, OverflowError) as error:
-            bad.add(f"{images[image]['name']}, object {seen[image]}", str(error))
+            bad.add(f"{images[image].name}, object {seen[image]}", str(error))
     return objects
 
 
-def _outline(annotation: dict[str, Any], size: tuple[int, int]) -> tuple[Box, object]:
-    """The box and the outline of an object; a ValueError says what is wrong."""
+def _outline(annotation: JSONObject, size: tuple[int, int]) -> tuple[Box, object]:
+    """The box and the outline of an object; an AnnotationError says what is wrong."""
     segmentation, box = annotation.get("segmentation"), annotation.get("bbox")
     shape: object = None
     if is_object(segmentation):
         shape = {"counts": _checked_counts(segmentation, size)}
     elif segmentation:
         if not isinstance(segmentation, list):
-            raise ValueError(f"segmentation {segmentation!r:.40} is neither polygons nor run lengths")
+            raise AnnotationError(f"segmentation {segmentation!r:.40} is neither polygons nor run lengths")
         shape = [checked_polygon(part) for part in segmentation]
         outline = polygon_box(shape)
         checked_box(outline, size)
         box = box if box is not None else [outline[0], outline[1], outline[2] - outline[0], outline[3] - outline[1]]
     if not isinstance(box, list) or len(box) != 4:
-        raise ValueError(f"bbox {box!r:.40} must be [left, top, width, height]")
+        raise AnnotationError(f"bbox {box!r:.40} must be [left, top, width, height]")
     x, y, w, h = (float(side) for side in box)
     return checked_box((x, y, x + w, y + h), size), shape
 
 
-def _checked_counts(segmentation: dict[str, Any], size: tuple[int, int]) -> object:
+def _checked_counts(segmentation: JSONObject, size: tuple[int, int]) -> object:
     counts = segmentation.get("counts")
     values = read_counts(counts) if isinstance(counts, str) else counts
     if not isinstance(values, list) or not all(isinstance(n, int) and n >= 0 for n in values):
-        raise ValueError("run lengths must be whole numbers, or COCO's compressed text")
+        raise AnnotationError("run lengths must be whole numbers, or COCO's compressed text")
     stated = segmentation.get("size")
     if (isinstance(stated, list) and tuple(stated) != size) or sum(values) != math.prod(size):
-        raise ValueError(f"run lengths of {sum(values):,} pixels for an image of {size[1]} x {size[0]}")
+        raise AnnotationError(f"run lengths of {sum(values):,} pixels for an image of {size[1]} x {size[0]}")
     return counts
 
 
@@ -276,8 +288,8 @@ def read_panoptic(record: str, size: tuple[int, int]) -> Regions:
 
 def _segments(
     path: Path,
-    content: dict[str, Any],
-    images: dict[int, dict[str, Any]],
+    content: JSONObject,
+    images: dict[int, CocoImage],
     numbers: dict[int, int],
     things: set[int],
     bad: BadAnnotations,
@@ -290,17 +302,17 @@ def _segments(
         image = annotation.get("image_id") if is_object(annotation) else None
         if image in images:
             name = Path(str(annotation.get("file_name"))).name
-            segments = list(_listed(annotation, images[image]["name"], numbers, things, bad))
+            segments = list(_listed(annotation, images[image].name, numbers, things, bad))
             records[image] = json.dumps([str(folder / name), segments])
     for number in images.keys() - records.keys():
-        bad.unmarked.append(str(images[number]["name"]))
+        bad.unmarked.append(images[number].name)
     if not records:
         raise DataError(f"{path}: none of its images has a panoptic map.")
     return records
 
 
 def _listed(
-    annotation: dict[str, Any], image: str, numbers: dict[int, int], things: set[int], bad: BadAnnotations
+    annotation: JSONObject, image: str, numbers: dict[int, int], things: set[int], bad: BadAnnotations
 ) -> Iterator[list[int]]:
     """id, class (void, where it is not known), thing and crowd of every segment."""
     for segment in annotation.get("segments_info") or ():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import DataError, ImageError
-from vitlab.images.regions import Polygons, Regions, RunLengths, Shape, read_counts
+from vitlab.images.regions import AnnotationError, Polygons, Regions, RunLengths, Shape, read_counts
 from vitlab.images.sources.dataset import SPLIT_NAMES, Marks, RegionKind, refuse_special
 from vitlab.images.sources.folder import images_under, subfolders
 from vitlab.images.sources.table import decode_text, read_bytes
@@ -38,30 +38,30 @@ class BadAnnotations:
     """Annotations that cannot be used: where they are -> what is wrong. They are left out, up to a limit."""
 
     limit: int
-    found: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     unmarked: list[str] = field(default_factory=list)  # images without a mask, which may be meant: they are left out
 
     def add(self, place: str, why: str) -> None:
-        self.found[place] = why
+        self.problems[place] = why
 
     def lines(self, most: int) -> list[str]:
-        return [f"{place}: {why}" for place, why in list(self.found.items())[:most]]
+        return [f"{place}: {why}" for place, why in list(self.problems.items())[:most]]
 
     def check(self, source: str) -> None:
-        if len(self.found) <= self.limit:
+        if len(self.problems) <= self.limit:
             return
-        more = len(self.found) - SHOWN
+        more = len(self.problems) - SHOWN
         listed = "\n  ".join([*self.lines(SHOWN), *([f"and {more:,} more"] if more > 0 else [])])
         raise DataError(
-            f"{source}: {len(self.found):,} annotations are wrong, more than the {self.limit:,} that may be left "
-            f"out:\n  {listed}\nMend them, or allow more: data.max_bad_annotations={len(self.found)} (vitlab train and "
-            "data), --max-unreadable (vitlab eval)."
+            f"{source}: {len(self.problems):,} annotations are wrong, more than the {self.limit:,} that may be left "
+            f"out:\n  {listed}\nMend them, or allow more: data.max_bad_annotations={len(self.problems)} (vitlab train "
+            "and data), --max-unreadable (vitlab eval)."
         )
 
     def notes(self) -> list[str]:
         notes: list[str] = []
-        if self.found:
-            notes.append(f"{len(self.found):,} annotations are wrong and left out: {_few(self.lines(4))}")
+        if self.problems:
+            notes.append(f"{len(self.problems):,} annotations are wrong and left out: {_few(self.lines(4))}")
         if self.unmarked:
             notes.append(f"{len(self.unmarked):,} images have no mask and are left out: {_few(self.unmarked)}")
         return notes
@@ -121,8 +121,8 @@ def paired_splits(images: Path, marks: Path) -> dict[str, tuple[Path, Path]]:
     """images/train with masks/train, where the folders are divided so; otherwise all is train."""
     by_name = subfolders(marks)
     pairs = {split_of(name): (folder, by_name[name]) for name, folder in subfolders(images).items() if name in by_name}
-    found = {split: pair for split, pair in pairs.items() if split is not None}
-    return found if "train" in found else {"train": (images, marks)}
+    divided = {split: pair for split, pair in pairs.items() if split is not None}
+    return divided if "train" in divided else {"train": (images, marks)}
 
 
 def files_by_stem(folder: Path, paths: Iterable[str]) -> dict[str, str]:
@@ -134,16 +134,16 @@ def images_with_marks(images: Path, marks: Path, bad: BadAnnotations) -> tuple[l
     """Image files and the mask of each; images without one are left out."""
     masks = files_by_stem(marks, images_under(marks))
     kept: list[str] = []
-    found: list[str] = []
+    matched: list[str] = []
     for stem, image in files_by_stem(images, images_under(images)).items():
         if mask := masks.get(stem):
             kept.append(image)
-            found.append(mask)
+            matched.append(mask)
         else:
             bad.unmarked.append(image)
     if not kept:
         raise DataError(f"{images}: none of its images has a mask of the same name in {marks}.")
-    return kept, found
+    return kept, matched
 
 
 # ---- class names
@@ -244,35 +244,35 @@ def _shape(shape: Any, scale: np.ndarray) -> Shape:
 
 
 def checked_box(box: Sequence[float], size: tuple[float, float]) -> Box:
-    """left, top, right, bottom within an image of this (H, W), cut off where they reach outside by rounding; a
-    ValueError says what is wrong.
+    """left, top, right, bottom within an image of this (H, W), cut off where they reach outside by rounding; an
+    AnnotationError says what is wrong.
     """
     H, W = size
     left, top, right, bottom = box
     shown = f"box {left:.6g}, {top:.6g}, {right:.6g}, {bottom:.6g}"
     if not all(math.isfinite(side) for side in box):
-        raise ValueError(f"{shown} is not finite")
+        raise AnnotationError(f"{shown} is not finite")
     slack_x, slack_y = max(SLACK * W, 2 * (W > 1)), max(SLACK * H, 2 * (H > 1))  # 2 pixels, where these are pixels
     if left < -slack_x or top < -slack_y or right > W + slack_x or bottom > H + slack_y:
-        raise ValueError(f"{shown} reaches outside the image" + (f" of {W:g} x {H:g} pixels" if W > 1 else ""))
+        raise AnnotationError(f"{shown} reaches outside the image" + (f" of {W:g} x {H:g} pixels" if W > 1 else ""))
     left, top, right, bottom = max(left, 0.0), max(top, 0.0), min(right, W), min(bottom, H)
     if right <= left or bottom <= top:
-        raise ValueError(f"{shown} has no area")
+        raise AnnotationError(f"{shown} has no area")
     return left, top, right, bottom
 
 
 def checked_polygon(numbers: object) -> list[float]:
-    """x, y, x, y, ...; a ValueError says what is wrong."""
+    """x, y, x, y, ...; an AnnotationError says what is wrong."""
     if not isinstance(numbers, list) or not all(
         isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers
     ):
-        raise ValueError("a polygon must be a list of finite numbers")
+        raise AnnotationError("a polygon must be a list of finite numbers")
     if len(numbers) % 2:
-        raise ValueError(f"a polygon of {len(numbers)} numbers: x and y take turns")
+        raise AnnotationError(f"a polygon of {len(numbers)} numbers: x and y take turns")
     if len(numbers) < 6:
-        raise ValueError(f"a polygon of {len(numbers) // 2} points: it needs 3 or more")
+        raise AnnotationError(f"a polygon of {len(numbers) // 2} points: it needs 3 or more")
     if len(numbers) > 2 * MOST_POINTS:
-        raise ValueError(f"a polygon of {len(numbers) // 2:,} points: more than {MOST_POINTS:,}")
+        raise AnnotationError(f"a polygon of {len(numbers) // 2:,} points: more than {MOST_POINTS:,}")
     return [float(n) for n in numbers]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitlab.errors import DataError
+from vitlab.images.regions import AnnotationError
 from vitlab.images.sources.dataset import Allow, Marks, Strings
 from vitlab.images.sources.folder import images_under
 from vitlab.images.sources.labels import read_classes
@@ -116,7 +117,7 @@ def _objects(
     for count, line in enumerate(lines, 1):
         try:
             _add(objects, line.split(), numbers, outlined)
-        except ValueError as error:
+        except AnnotationError as error:
             bad.add(f"{image}, line {count} of its label file", str(error))
     return objects
 
@@ -125,9 +126,9 @@ def _add(objects: ImageObjects, words: list[str], numbers: dict[int, int], outli
     try:
         values = [float(word) for word in words]
     except ValueError:
-        raise ValueError(f"{' '.join(words)!r:.60} must be numbers") from None
+        raise AnnotationError(f"{' '.join(words)!r:.60} must be numbers") from None
     if values[0] not in numbers:
-        raise ValueError(f"class number {words[0]:.20} has no name")
+        raise AnnotationError(f"class number {words[0]:.20} has no name")
     label = numbers[int(values[0])]
     if outlined:
         points = checked_polygon(values[1:])
@@ -137,4 +138,4 @@ def _add(objects: ImageObjects, words: list[str], numbers: dict[int, int], outli
         x, y, w, h = values[1:]
         objects.add(label, checked_box((x - w / 2, y - h / 2, x + w / 2, y + h / 2), (1.0, 1.0)))
     else:
-        raise ValueError(f"{len(values)} numbers: expected class, x, y, width, height")
+        raise AnnotationError(f"{len(values)} numbers: expected class, x, y, width, height")
