@@ -38,6 +38,7 @@ class Tabs:
         self.browser, self.address, self.expected = browser, address, expected
         self.tabs: dict[str, Any] = {}
         self.complaints: list[str] = []
+        self.requested: list[str] = []  # in this test; without what needs no connection
 
     def open(self, link: str = "", **window: Any) -> Any:
         """A page that knows nothing of those before it, in a window of these options of Playwright's new_context."""
@@ -53,15 +54,20 @@ class Tabs:
         context = self.browser.new_context(**window)
         context.set_default_timeout(PATIENCE)
         tab = context.new_page()
-        own = (self.address, "blob:", "data:", "about:")
         tab.on("console", lambda message: self._complain(message.text))
         tab.on("pageerror", lambda error: self.complaints.append(f"{error} {error.stack}"))
-        tab.on("request", lambda request: request.url.startswith(own) or self.complaints.append(request.url))
+        tab.on("request", lambda request: self._request(request.url))
         return tab
 
     def _complain(self, text: str) -> None:
         if self.expected is None or not text.startswith(self.expected):
             self.complaints.append(text)
+
+    def _request(self, url: str) -> None:
+        if not url.startswith(("blob:", "data:", "about:")):
+            self.requested.append(url)
+            if not url.startswith(self.address):
+                self.complaints.append(url)
 
     def _forget(self, tab: Any) -> None:
         """What a new window has not: stored settings, routes, the state of the page that was there."""
@@ -70,12 +76,13 @@ class Tabs:
             session = tab.context.new_cdp_session(tab)  # evaluate() would be stopped by a page's own policy
             session.send("Runtime.evaluate", {"expression": "localStorage.clear(); sessionStorage.clear()"})
             session.detach()
+            tab.mouse.move(0, 0)
             tab.goto("about:blank")
 
     def end_test(self) -> None:
         for tab in self.tabs.values():
             self._forget(tab)
-        complaints, self.complaints = self.complaints, []
+        complaints, self.complaints, self.requested = self.complaints, [], []
         assert complaints == []
 
     def close(self) -> None:

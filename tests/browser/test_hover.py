@@ -54,21 +54,19 @@ def made(tmp_path_factory) -> tuple[Any, list[draw.View], Path]:
     return trace.stack("attention").transpose(0, 1).numpy(), views, path  # (B, L, h, N, N)
 
 
+@pytest.fixture(scope="module")
+def tabs(tabs_at, made):
+    return tabs_at(made[2].as_uri())
+
+
 @pytest.fixture
-def page(browser, made):
-    """The page in a fresh window; anything it fetches or complains of is a failure."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, has_touch=True)
-    tab = context.new_page()
-    fetched, wrong = [], []
-    tab.on("request", lambda request: fetched.append(request.url))
-    tab.on("console", lambda message: wrong.append(message.text))
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.goto(made[2].as_uri())
+def page(tabs, made):
+    """The page as if in a fresh window; anything it fetches or complains of is a failure."""
+    tab = tabs.open(viewport={"width": 1200, "height": 900}, has_touch=True)
     wait_until(tab, "Boolean(document.getElementById('said').textContent)")
     yield tab
-    assert not wrong
-    assert [url for url in fetched if not url.startswith("data:")] == [made[2].as_uri()]
-    context.close()
+    assert tabs.requested == [made[2].as_uri()]
+    tabs.end_test()
 
 
 def wait_until(page, expression: str, seconds: float = 100) -> None:
