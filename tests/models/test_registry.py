@@ -67,6 +67,9 @@ def test_every_name_builds_at_full_size_on_the_meta_device(name):
     assert out.shape == (2, model.config.classes or model.config.width)
 
 
+EXPORTED = set()  # configs: names that differ in size alone are one network once they are cut, to the bit
+
+
 def cut(name: str):
     """The same architecture, small enough to run: depth 2, width 64, few patches."""
     patch = MODELS[name].config.patch_size
@@ -95,8 +98,10 @@ def test_every_name_trains_saves_loads_and_exports(name, tmp_path):
     with torch.no_grad():
         expected = model(images)
         assert torch.equal(again(images), expected)
-        program = torch.export.export(model, (images,))
-        torch.testing.assert_close(program.module()(images), expected, atol=1e-6, rtol=1e-6)
+        if model.config not in EXPORTED:
+            program = torch.export.export(model, (images,))
+            torch.testing.assert_close(program.module()(images), expected, atol=1e-6, rtol=1e-6)
+            EXPORTED.add(model.config)
 
 
 def test_names_from_elsewhere():
