@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -108,6 +109,15 @@ def few_heat_maps():
     draw = module._heat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_heat", lambda run, indices, outputs: draw(run, indices[:2], outputs))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once():
+    """A user's process builds the tree of commands once too; it takes longer than many of them run."""
+    main = import_module("vitlab.cli.main")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "get_command", cache(main.get_command))
         yield
 
 

@@ -53,7 +53,11 @@ def site():
     """A server in a thread: its address and its models."""
     known = models()
     server = uvicorn.Server(
-        uvicorn.Config(create_app([ServedModel(*one) for one in known.items()], Settings()), log_level="warning")
+        uvicorn.Config(
+            create_app([ServedModel(*one) for one in known.items()], Settings()),
+            log_level="warning",
+            timeout_keep_alive=600,
+        )
     )
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
