@@ -28,16 +28,17 @@ gc.disable()  # until all is imported
 torch.set_num_threads(1)  # the networks are small, and the tests run in as many processes as there are cores
 
 SLOW_FILES = (  # the slowest first: pytest-xdist hands out files in this order, so only short ones are left for the end
-    "browser/test_page.py",
     "export/test_families.py",
+    "browser/test_page.py",
     "browser/test_stories.py",
-    "export/test_speed.py",
     "browser/test_static_page.py",
     "training/test_sharding.py",
-    "training/test_resume.py",
-    "docs/test_guides.py",
     "training/test_clip.py",
+    "docs/test_guides.py",
     "training/test_verify.py",
+    "training/test_resume.py",
+    "export/test_speed.py",
+    "study/test_reproduce.py",
     "examples/test_notebooks.py",
     "attacks/test_server.py",
     "training/test_ssl.py",

@@ -98,7 +98,8 @@ def mode_of(call: ast.Call, keywords: dict, position: int) -> str | None:
     mode = keywords.get("mode", call.args[position] if len(call.args) > position else None)
     if isinstance(mode, ast.Constant) and isinstance(mode.value, str):
         return mode.value if set(mode.value) <= set("rwxabt+") else None
-    opens_file = isinstance(call.func, ast.Name) or (call.func.attr == "open" and not call.args)
+    of_path = not call.args and set(keywords) <= {"buffering", "encoding", "errors", "newline"}
+    opens_file = isinstance(call.func, ast.Name) or (call.func.attr == "open" and of_path)
     return "r" if mode is None and opens_file else None
 
 
@@ -113,6 +114,7 @@ def mode_of(call: ast.Call, keywords: dict, position: int) -> str | None:
         ("path.open('wb')", ""),
         ("tempfile.NamedTemporaryFile()", ""),
         ("Image.open(path)", ""),
+        ("tabs.open(width=300)", ""),
         ("subprocess.run(x, text=True)", "names no encoding"),
         ("import fcntl", "which Windows has not"),
         ("try:\n    import fcntl\nexcept ImportError:\n    fcntl = None", ""),

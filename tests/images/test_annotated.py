@@ -65,7 +65,7 @@ def write_coco(path: Path, *, rle=False, change=None):
     if change is not None:
         change(content)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def as_coco(folder, rle=False):
@@ -82,8 +82,8 @@ def as_yolo(folder):
             for label, box in rectangles(number)
         ]
         if shares:
-            (folder / "labels" / "train" / f"{number}.txt").write_text("\n".join(shares))
-    (folder / "data.yaml").write_text("train: images/train\nnames: [cat, dog]\n")
+            (folder / "labels" / "train" / f"{number}.txt").write_text("\n".join(shares), encoding="utf-8")
+    (folder / "data.yaml").write_text("train: images/train\nnames: [cat, dog]\n", encoding="utf-8")
 
 
 def as_instances(folder):
@@ -165,11 +165,11 @@ def test_panoptic_maps_know_things_crowds_and_void(tmp_path):
         "categories": [{"id": 1, "name": "cat", "isthing": 1}, {"id": 2, "name": "sky", "isthing": 0}],
         "annotations": [{"image_id": 5, "file_name": "0.png", "segments_info": segments}],
     }
-    (tmp_path / "annotations" / "panoptic_train.json").write_text(json.dumps(content))
+    (tmp_path / "annotations" / "panoptic_train.json").write_text(json.dumps(content), encoding="utf-8")
     save_images(tmp_path / "val", 1)
     (tmp_path / "annotations" / "panoptic_val").mkdir()
     Image.open(maps / "0.png").save(tmp_path / "annotations" / "panoptic_val" / "0.png")
-    (tmp_path / "annotations" / "panoptic_val.json").write_text(json.dumps(content))
+    (tmp_path / "annotations" / "panoptic_val.json").write_text(json.dumps(content), encoding="utf-8")
     data = open_data(str(tmp_path))
     assert (data.train.kind, data.classes) == ("semantic", ["cat", "sky"])
     found = data.train.regions(0, (H, W))
@@ -195,10 +195,12 @@ def test_masks_by_number_by_colour_and_binary(tmp_path):
                 assert mask.mode == "P"
         elif name == "colour":
             mask = Image.fromarray(np.where(expected[..., None] == VOID, 9, colours[expected % 2]).astype(np.uint8))
-            (folder / "config.yaml").write_text("classes: {sky: [0, 0, 128], tree: [255, 0, 0], void: [9, 9, 9]}")
+            (folder / "config.yaml").write_text(
+                "classes: {sky: [0, 0, 128], tree: [255, 0, 0], void: [9, 9, 9]}", encoding="utf-8"
+            )
         else:
             mask = Image.fromarray(np.where(expected == VOID, 3, 5 + expected).astype(np.uint8))
-            (folder / "config.yaml").write_text("classes: {3: unlabeled, 5: sky, 6: tree}")
+            (folder / "config.yaml").write_text("classes: {3: unlabeled, 5: sky, 6: tree}", encoding="utf-8")
         for number in range(2):
             mask.save(folder / "masks" / f"{number}.png")
         data, found = regions(folder, None)
@@ -253,7 +255,8 @@ def test_wrong_lines_of_yolo(tmp_path):
     as_yolo(tmp_path)
     (tmp_path / "labels" / "train" / "1.txt").write_text(
         "0 0.1 0.1 0.5 0.1 0.5 0.9\n0 0.1 0.1 0.9 0.9\n5 0.1 0.1 0.5 0.1 0.5 0.9\n0 0.1 0.1 nan 0.1 0.5 0.9\n"
-        "0 0.1 0.1 0.5 0.1 0.5\n0 0.1 0.1 3.5 0.1 0.5 0.9\nx y z\n"
+        "0 0.1 0.1 0.5 0.1 0.5\n0 0.1 0.1 3.5 0.1 0.5 0.9\nx y z\n",
+        encoding="utf-8",
     )
     with pytest.raises(DataError) as error:
         regions(tmp_path, "instance", max_bad_annotations=0)
@@ -276,7 +279,7 @@ def test_a_mask_of_another_size_and_a_number_without_a_class(tmp_path):
     data = open_data(str(tmp_path))
     with pytest.raises(ImageError, match=r"0.png: is 30 x 20 pixels, and its mask .* is 20 x 30"):
         data.train.regions([data.train.name_of(i)[-5:] for i in range(4)].index("0.png"), (H, W))
-    (tmp_path / "config.yaml").write_text("classes: {0: background, 300: thing}")
+    (tmp_path / "config.yaml").write_text("classes: {0: background, 300: thing}", encoding="utf-8")
     (tmp_path / "instances").rename(tmp_path / "masks")
     data = open_data(str(tmp_path))
     with pytest.raises(ImageError, match="class number 307, which no class has"):
@@ -296,7 +299,7 @@ def test_coordinates_that_are_swapped_are_seen():
 def test_what_a_source_does_not_have_is_said(tmp_path):
     as_yolo(tmp_path)
     for path in (tmp_path / "labels" / "train").glob("*.txt"):
-        path.write_text("1 0.5 0.5 0.2 0.2\n")
+        path.write_text("1 0.5 0.5 0.2 0.2\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"has a box for each object, and a class .* asked for.*detect_folder"):
         open_data(str(tmp_path), files=FileOptions(marks="semantic"))
     assert open_data(str(tmp_path)).train.kind == "detect"
@@ -320,7 +323,7 @@ def test_images_without_a_mask_are_left_out(tmp_path):
 )
 def test_hostile_configs(tmp_path, text, message):
     as_yolo(tmp_path)
-    (tmp_path / "data.yaml").write_text(text)
+    (tmp_path / "data.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
         open_data(str(tmp_path))
 
@@ -330,7 +333,7 @@ def test_a_config_may_not_lead_elsewhere(tmp_path):
     as_yolo(folder)
     (folder / "labels").rename(tmp_path / "labels")
     (folder / "images").rename(tmp_path / "images")
-    (folder / "data.yaml").write_text("train: ../../images/train\nnames: [cat, dog]")
+    (folder / "data.yaml").write_text("train: ../../images/train\nnames: [cat, dog]", encoding="utf-8")
     with pytest.raises(DataError, match=r"outside the folder above it.*allow_outside"):
         open_data(str(folder))
     assert len(open_data(str(folder), allow_outside=True).train) == 4

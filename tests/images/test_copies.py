@@ -129,7 +129,7 @@ def test_a_full_disk_changes_nothing(photos, shrinks, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_changes_nothing(photos, tmp_path, monkeypatch):
     fresh = read(CopiedPhotos(photos, RULE))
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "file"))
     copied = CopiedPhotos(photos, RULE)
     assert equal(read(copied), fresh) and equal(read(copied), fresh)

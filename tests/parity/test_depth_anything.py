@@ -67,11 +67,11 @@ def test_bare_weights_tell_all_but_heads_and_layers(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path):
     their_depth("relative").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "reassemble_factors": [2, 1, 1, 0.5]}))
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**values, "reassemble_factors": [2, 1, 1, 0.5]}), encoding="utf-8")
     with pytest.raises(vitlab.CheckpointError, match="reassemble_factors"):
         vitlab.load(tmp_path)
-    path.write_text(json.dumps({**values, "backbone_config": {"model_type": "swin"}}))
+    path.write_text(json.dumps({**values, "backbone_config": {"model_type": "swin"}}), encoding="utf-8")
     with pytest.raises(vitlab.CheckpointError, match="model_type 'swin'"):
         vitlab.load(tmp_path)
     with pytest.raises(vitlab.UsageError, match="names no classes"):

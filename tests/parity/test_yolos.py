@@ -53,7 +53,7 @@ def test_classes_and_boxes_agree_both_ways(name, tmp_path):
     written, source = (load_file(tmp_path / folder / "model.safetensors") for folder in ("back", "hf"))
     assert written.keys() == source.keys()
     assert all(torch.equal(value, written[key]) for key, value in source.items())
-    configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("hf", "back")]
+    configs = [json.loads((tmp_path / folder / "config.json").read_text(encoding="utf-8")) for folder in ("hf", "back")]
     left_out = ("transformers_version", "initializer_range")
     assert all(configs[1][key] == value for key, value in configs[0].items() if key not in left_out)
     agree(ours, hf.YolosForObjectDetection.from_pretrained(tmp_path / "back").eval(), ours.config.image_size)
