@@ -127,7 +127,7 @@ def paired_splits(images: Path, marks: Path) -> dict[str, tuple[Path, Path]]:
 
 def files_by_stem(folder: Path, paths: Iterable[str]) -> dict[str, str]:
     """The path within the folder without its ending -> the file."""
-    return {str(Path(path).relative_to(folder).with_suffix("")): path for path in paths}
+    return {Path(path).relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def images_with_marks(images: Path, marks: Path, bad: BadAnnotations) -> tuple[list[str], list[str]]:
