@@ -178,12 +178,11 @@ class Optimisers:
                 )
             self.parts.append(Muon(matrices, lr=recipe.muon_lr))
             groups = rest
-        fused = _in_one_kernel(groups)
         if recipe.name == "sgd":
-            self.parts.append(EagerSGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=fused))
+            self.parts.append(EagerSGD(groups, lr=recipe.lr, momentum=recipe.momentum))
         elif groups:
             kind = EagerAdam if recipe.name == "adam" else EagerAdamW
-            self.parts.append(kind(groups, lr=recipe.lr, betas=recipe.betas, fused=fused))
+            self.parts.append(kind(groups, lr=recipe.lr, betas=recipe.betas, fused=_in_one_kernel(groups)))
         self.names = {
             p: n for part in self.parts for g in part.param_groups for n, p in zip(g["names"], g["params"], strict=True)
         }
