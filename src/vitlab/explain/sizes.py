@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.checkpoints.native import on_meta
 from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
 from vitlab.models.base import Network
@@ -74,42 +75,51 @@ def size_of(name: str) -> tuple[int, int]:
     if not isinstance(config, TwoTowersConfig):
         family, config = encoder_config(family, config)
     if isinstance(config, TwoTowersConfig):
-        depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
-    elif isinstance(config, PlainConfig):
-        depths = {"depth": config.depth}
-    else:
-        return count_stages(family, config) if isinstance(config, StagedConfig) else count(family, config)
-    shallow = dict.fromkeys(depths, 1)
-    one = count(family, config.with_options(**shallow))
-    parameters, macs = one
-    for option, depth in depths.items():
-        two = count(family, config.with_options(**{**shallow, option: 2}))
-        parameters += (two[0] - one[0]) * (depth - 1)
-        macs += (two[1] - one[1]) * (depth - 1)
-    return parameters, macs
+        return _count_towers(family, config)
+    if isinstance(config, StagedConfig):
+        return count_stages(family, config)
+    if not isinstance(config, PlainConfig):
+        return count(family, config)
+    one, two = (count(family, config.with_options(depth=depth)) for depth in (1, 2))
+    more = config.depth - 1
+    return one[0] + more * (two[0] - one[0]), one[1] + more * (two[1] - one[1])
 
 
 def count(family: str, config: Any) -> tuple[int, int]:
-    model, flops = _run(family, config)
-    return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2
+    return _repeat(*_run(family, config), {})
+
+
+def _count_towers(family: str, config: TwoTowersConfig) -> tuple[int, int]:
+    """Counts one block per tower and extrapolates."""
+    more = {"image.blocks.0": config.image.depth - 1, "text.blocks.0": config.text.depth - 1}
+    return _repeat(*_run(family, config.with_options(**{"image.depth": 1, "text.depth": 1})), more)
 
 
 def count_stages(family: str, config: Any) -> tuple[int, int]:
     """Counts two blocks per stage and extrapolates, as every second block is equal."""
     model, flops = _run(family, config.with_options(depths=tuple(min(depth, 2) for depth in config.depths)))
+    more = {
+        f"stages.{stage}.{kind}": len(range(2 + kind, depth, 2))
+        for stage, depth in enumerate(config.depths)
+        for kind in range(min(depth, 2))
+    }
+    return _repeat(model, flops, more)
+
+
+def _repeat(model: Network, flops: FlopCounterMode, more: dict[str, int]) -> tuple[int, int]:
+    """Parameters and MACs of the model with each of these blocks so many times more."""
+    by_module = flops.get_flop_counts()
     parameters, total_flops = sum(p.numel() for p in model.parameters()), flops.get_total_flops()
-    for stage, depth in enumerate(config.depths):
-        for number in range(2, depth):
-            block = f"stages.{stage}.{number % 2}"
-            parameters += sum(p.numel() for p in model.get_submodule(block).parameters())
-            total_flops += sum(flops.get_flop_counts()[f"{type(model).__name__}.{block}"].values())
+    for block, times in more.items():
+        parameters += times * sum(p.numel() for p in model.get_submodule(block).parameters())
+        total_flops += times * sum(by_module[f"{type(model).__name__}.{block}"].values())
     return parameters, total_flops // 2
 
 
 def _run(family: str, config: Any) -> tuple[Network, FlopCounterMode]:
     """One image through the model, and one text for a CLIP or SigLIP."""
+    model = on_meta(lambda: registry.build(family, config)).eval().requires_grad_(False)
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
-        model = registry.build(family, config).eval().requires_grad_(False)
         images = torch.empty(1, config.channels, *config.image_size)
         texts = [model.text.blank_ids(1)] if isinstance(model, TwoTowers) else []
         model(images, *texts)
