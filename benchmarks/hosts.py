@@ -67,7 +67,7 @@ def make_network(undo: ExitStack) -> None:
 
 def kill_host(host: int) -> None:
     """Every process in its namespace, at once; those of no other."""
-    found = subprocess.run(["ip", "netns", "pids", namespace(host)], capture_output=True, text=True, check=False)
+    found = subprocess.run(["ip", "netns", "pids", namespace(host)], capture_output=True, encoding="utf-8", check=False)
     for pid in found.stdout.split():
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)

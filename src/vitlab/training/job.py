@@ -226,6 +226,17 @@ def _copies(
     return rule if rule.bytes_for(images) <= recipe.data.copies_gb * 1e9 else None
 
 
+def _averaging(forward: Forward, who: processes.Processes) -> DistributedDataParallel:
+    """DDP, whose sums do not depend on how many steps were made since the start.
+
+    After its first step it would order the gradients anew, by their arrival. Three or more of them are added up in an
+    order that follows from their places, so a resumed run would end with other bits. With find_unused_parameters it
+    keeps the first order.
+    """
+    devices = [who.device.index] if who.device.type == "cuda" else None
+    return DistributedDataParallel(forward, device_ids=devices, find_unused_parameters=who.world > 2)  # type: ignore[arg-type]
+
+
 def prepare(
     recipe: Recipe, run: Path, data: Data | None = None, saved: Path | None = None, count: Count | None = None
 ) -> TrainingJob:
@@ -261,7 +272,7 @@ def prepare(
     forward: Any = objective.forward_module()
     forward = torch.compile(forward) if recipe.run.compile else forward
     if who.world > 1 and sharding == "none":
-        forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
+        forward = _averaging(forward, who)
     wanted, given = warmup_steps(recipe.optim, steps.plan.steps_per_epoch, steps.plan.total)
     if given < wanted:
         notes.append(
