@@ -10,6 +10,7 @@ EXTRAS = {  # the extras of pyproject.toml, with the names that are imported
     "compare": ("transformers",),
     "embed": ("pyarrow",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
+    "masks": ("pycocotools",),
     "notebook": ("anywidget",),
     "plot": ("matplotlib",),
     "search": ("usearch",),

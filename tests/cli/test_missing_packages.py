@@ -41,6 +41,7 @@ NEEDS = {
     "onnxscript": {"export bundled:digits -o d.onnx"},
     "onnxruntime": {"predict d.onnx digits#3"},
     "usearch": {"index photos -o photos.index --model bundled:dino"},
+    "pycocotools": {"train detect_folder data.source=photos model.init_from=none"},
     "pyarrow": {"embed digits -o d.parquet --model bundled:digits"},
     "fastapi": {"serve bundled:digits", "page build site"},
     "prometheus_client": {"serve bundled:digits"},

@@ -123,6 +123,7 @@ def data_of(recipe: Recipe) -> Data:
     """Open the data of a recipe."""
     d, method = recipe.data, objective_class(recipe.objective.name)
     captions = method.uses_captions
+    method.check_installed()
     data = open_data(
         d.source,
         path=d.path,

@@ -110,6 +110,10 @@ class Objective:
     # ------------------------------------------------------------------------------------------------- before a run
 
     @classmethod
+    def check_installed(cls) -> None:
+        """Refuse to begin without packages that only this objective needs."""
+
+    @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Refuse settings that contradict each other."""
         check_own_settings(recipe)

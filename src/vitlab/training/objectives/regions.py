@@ -25,6 +25,7 @@ from vitlab.models.base import Network
 from vitlab.models.dense import DenseTarget
 from vitlab.models.dense_network import DenseConfig, DenseNetwork
 from vitlab.models.task import RegionTask
+from vitlab.optional import require
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.dense_scores import RegionScores, evaluate_regions
@@ -51,6 +52,11 @@ class LearnsRegions(Objective):
     def kind(cls) -> RegionKind:
         assert cls.marks is not None
         return cls.marks
+
+    @classmethod
+    def check_installed(cls) -> None:
+        if cls.marks != "semantic":
+            require("average precision", "pycocotools")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
