@@ -27,7 +27,7 @@ from vitlab.study.reproduce.claim import Arm, Citation, Claim, ClaimStep, Text
 from vitlab.study.reproduce.claims import CLAIMS, find_claim, quadratic_attention
 from vitlab.study.reproduce.claims.patch_order import shuffle_patches
 from vitlab.study.reproduce.claims.position_similarity import correlation
-from vitlab.study.reproduce.result import Result, criteria, read_result, report, summary
+from vitlab.study.reproduce.result import Result, arm_in_language, criteria, read_result, report, summary
 from vitlab.study.reproduce.run import reproduce, stored_results
 from vitlab.study.reproduce.verdict import ClaimOutcome, Criterion, difference, interval, value, verdict
 from vitlab.study.runner import check_cells
@@ -354,3 +354,27 @@ def test_names_are_completed():
 
 def test_value_is_one_arm():
     assert value("a", high=1.0).decide(values(a=[0.5, 0.6])).mean == pytest.approx(0.55)
+
+
+def test_arms_and_criteria_have_chinese_names():
+    """Of every claim; what stays in Latin letters is a name that Chinese texts use too."""
+    kept = {
+        "ViT",
+        "Swin",
+        "ResNet",
+        "ToMe",
+        "Mixup",
+        "CutMix",
+        "AdamW",
+        "SGD",
+        "token",
+        "stem",
+        "softmax",
+        "post",
+        "pre",
+    }
+    for claim in CLAIMS.values():
+        for label in [*(arm.name for arm in claim.arms), *(criterion.label for criterion in claim.rule)]:
+            assert arm_in_language(label, "en") == label
+            words = set(re.findall("[A-Za-z]{2,}", arm_in_language(label, "zh"))) - kept - {"norm"}
+            assert not words, (claim.name, label)

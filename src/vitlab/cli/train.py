@@ -14,6 +14,7 @@ from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, print_json_text, print_plain, print_table, say
 from vitlab.cli.options import FoldersAndSettings, Json, Recipe, Settings, argument, option
 from vitlab.cli.progress import Meter, following_downloads
+from vitlab.language import translate
 
 WHAT = "A recipe, a data source, or a folder of your images. Default: digits."
 
@@ -102,7 +103,7 @@ class Lines:
         self.meter.update(what, done, total)
 
     def note(self, text: str) -> None:
-        print_plain(text)
+        print_plain(translate(text))
 
 
 class StderrLines(Lines):

@@ -13,7 +13,8 @@ from vitlab.data_check.result import IMBALANCE, CheckResult, shown_kind
 from vitlab.errors import ImageError
 from vitlab.images.sources.corrections import corrections_text
 from vitlab.images.sources.dataset import Dataset, TargetKind
-from vitlab.training.report.html import both, data_url, duration, escaped, name_html, percent
+from vitlab.language import to_chinese
+from vitlab.training.report.html import both, data_url, duration, escaped, name_html, percent, translated
 from vitlab.training.report.page import html_document
 
 PAIRS, SINGLES = 30, 48  # images of a section; the table lists all
@@ -292,7 +293,10 @@ class _Page:
         if m.copy_threshold > 1:
             near = ("not looked for", "未查找")
         rows = {
-            ("features", "特征"): (escaped(f"{m.model}: {m.why}"),) * 2,
+            ("features", "特征"): (
+                f"{escaped(m.model)}: {escaped(m.why)}",
+                f"{escaped(m.model)}：{escaped(to_chinese(m.why))}",
+            ),
             ("exact copies", "完全相同"): ("equal decoded pixels", "解码后的像素相同"),
             ("near copies", "近似重复"): (
                 f"{near[0].format(threshold)}; also crops of 79 % or more of the sides, and mirror images",
@@ -309,7 +313,7 @@ class _Page:
             f'<tr><th>{both(*key)}</th><td class="name">{both(*text)}</td></tr>' for key, text in rows.items()
         )
         note = both("note", "说明")
-        notes = "".join(f'<tr><th>{note}</th><td class="name">{escaped(text)}</td></tr>' for text in r.notes)
+        notes = "".join(f'<tr><th>{note}</th><td class="name">{translated(text)}</td></tr>' for text in r.notes)
         content = f'<div class="wide"><table class="pairs">{table}{notes}</table></div>'
         return _section("How this was done", "检查方法", "", content, None)
 

@@ -6,6 +6,7 @@ result.json holds the exact values; the verdict is always computed from them, so
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -42,6 +43,57 @@ WORDS: dict[str, str] = {  # English -> Chinese
     "95 % interval": "95 % 区间",
     "points": "个百分点",
 }
+
+ARMS: dict[str, str] = {  # names of arms, and parts of a criterion's label: English -> Chinese
+    "class token": "类别 token",
+    "mean": "平均池化",
+    "learned": "可学习",
+    "sincos": "正余弦",
+    "none": "无位置",
+    "trained": "训练后",
+    "untrained": "训练前",
+    "first layer, widest head": "第一层看得最远的头",
+    "first layer, narrowest head": "第一层看得最近的头",
+    "first layer, mean": "第一层平均",
+    "last layer, mean": "最后一层平均",
+    "outlier tokens": "离群 token",
+    "softmax(QKᵀ)V of the ViT": "ViT 的 softmax(QKᵀ)V",
+    "whole ViT": "整个 ViT",
+    "whole Swin": "整个 Swin",
+    "lead of the ResNet at 10 %": "ResNet 的领先：10 % 时",
+    "at 100 %": "100 % 时",
+    "with teacher": "有教师",
+    "labels only": "只用标签",
+    "the teacher": "教师",
+    "no mixing": "不混合",
+    "conv stem, AdamW": "卷积 stem，AdamW",
+    "conv stem, SGD": "卷积 stem，SGD",
+    "patch stem, AdamW": "图块 stem，AdamW",
+    "patch stem, SGD": "图块 stem，SGD",
+    "loss by SGD: patch stem": "换成 SGD 的损失：图块 stem",
+    "conv stem": "卷积 stem",
+    "pre-norm, warm-up": "pre-norm，预热",
+    "pre-norm, no warm-up": "pre-norm，不预热",
+    "post-norm, warm-up": "post-norm，预热",
+    "post-norm, no warm-up": "post-norm，不预热",
+    "both": "两者都有",
+    "no centring": "不居中",
+    "no sharpening": "不锐化",
+    "name alone": "只有类别名",
+    "one prompt": "一个提示",
+    "all prompts": "全部提示",
+    "all tokens": "全部 token",
+}
+MINUS = " − "  # between the arms of a criterion
+
+
+def arm_in_language(label: str, language: Language) -> str:
+    """The name of an arm, or a criterion's difference of two."""
+    if language == "en":
+        return label
+    shares = re.compile(r"(ViT|ResNet|ToMe|random), ")  # "ViT, 10 %"
+    named = [ARMS.get(part) or shares.sub(r"\1，", part).replace("random", "随机") for part in label.split(MINUS)]
+    return MINUS.join(named)
 
 
 def in_language(text: str, language: Language) -> str:
@@ -175,7 +227,7 @@ def arms(result: Result, language: Language) -> list[dict[str, Any]]:
     claim = result.claim
     return [
         {
-            in_language("arm", language): arm.name,
+            in_language("arm", language): arm_in_language(arm.name, language),
             in_language("mean", language): number(claim, fmean(values)),
             in_language("lowest", language): number(claim, min(values)),
             in_language("highest", language): number(claim, max(values)),
@@ -191,7 +243,7 @@ def criteria(result: Result, language: Language) -> list[dict[str, Any]]:
     claim = result.claim
     return [
         {
-            in_language("criterion", language): decision.criterion.label,
+            in_language("criterion", language): arm_in_language(decision.criterion.label, language),
             in_language("required", language): required(claim, decision.criterion, language),
             in_language("measured", language): change(claim, decision.criterion, decision.mean, language),
             in_language("95 % interval", language): _interval(claim, decision),
@@ -239,7 +291,8 @@ def required(claim: Claim, criterion: Criterion, language: Language) -> str:
 def _measured(result: Result, decision: Decision, language: Language) -> str:
     claim = result.claim
     mean = change(claim, decision.criterion, decision.mean, language)
-    return f"{decision.criterion.label}{colon(language)}{mean} ({_interval(claim, decision)})"
+    label = arm_in_language(decision.criterion.label, language)
+    return f"{label}{colon(language)}{mean} ({_interval(claim, decision)})"
 
 
 def _interval(claim: Claim, decision: Decision) -> str:

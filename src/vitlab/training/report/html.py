@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitlab.language import to_chinese
 from vitlab.parsing import flat
 
 PERCENT = (
@@ -46,7 +47,9 @@ def name_html(value: object) -> str:
 
 def number(key: str, value: object) -> str:
     """As people read it; the exact value stays in the markup."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return both("yes", "是") if value else both("no", "否")
+    if not isinstance(value, int | float):
         return escaped("–" if value is None else value)
     if not math.isfinite(value):
         shown = str(value)
@@ -81,14 +84,24 @@ def both(english: str, chinese: str) -> str:
     return f'<span lang="en">{english}</span><span lang="zh-CN">{chinese}</span>'
 
 
+def translated(text: object) -> str:
+    """A line of the log or of a result in both languages; without a translation it is English in both."""
+    return both(escaped(text), escaped(to_chinese(str(text))))
+
+
 def section(title: str, chinese: str, content: str) -> str:
     if not content:
         return ""
     return f"<section>\n<h2>{both(title, chinese)}</h2>\n{content}\n</section>"
 
 
-def table_of(values: Mapping[str, object]) -> str:
-    rows = [f"<tr><th>{escaped(key)}</th><td>{number(key, value)}</td></tr>" for key, value in flat(values).items()]
+def table_of(values: Mapping[str, object], names: Mapping[str, str] | None = None) -> str:
+    """Every value under its key; `names`: what a key is called in Chinese."""
+    names = names or {}
+    rows = [
+        f"<tr><th>{both(escaped(key), escaped(names.get(key, key)))}</th><td>{number(key, value)}</td></tr>"
+        for key, value in flat(values).items()
+    ]
     return f'<div class="wide"><table class="pairs">{"".join(rows)}</table></div>' if rows else ""
 
 

@@ -18,7 +18,17 @@ from vitlab.parsing import flat, parse_toml
 from vitlab.training.report.background import Smoothing, rungs_table, smoothing_sentence, start_sentence
 from vitlab.training.report.classes import class_tables
 from vitlab.training.report.curves import charts
-from vitlab.training.report.html import GalleryItem, both, escaped, gallery, name_html, number, section, table_of
+from vitlab.training.report.html import (
+    GalleryItem,
+    both,
+    escaped,
+    gallery,
+    name_html,
+    number,
+    section,
+    table_of,
+    translated,
+)
 from vitlab.training.report.verdict import Evidence, verdict
 from vitlab.version import __version__
 
@@ -45,6 +55,32 @@ TILES = {  # key of result.json -> what it is called
     "seconds": ("Training time", "训练用时"),
     "images_per_second": ("Images per second", "每秒图像数"),
 }
+CHINESE_KEYS = {key: chinese for key, (_, chinese) in TILES.items()} | {  # of all numbers
+    "split": "评估用的划分",
+    "objective": "训练目标",
+    "judged_by": "评判指标",
+    "baseline": "最常见类别的准确率",
+    "majority": "最常见类别的占比",
+    "ece": "校准误差",
+    "interval": "95 % 区间",
+    "images": "图片数",
+    "val_top1": "验证准确率",
+    "val_map": "验证平均精度均值",
+    "val_r2": "验证决定系数",
+    "rung": "选用的方法",
+    "best_epoch": "最好的一轮",
+    "steps": "步数",
+    "stopped_early": "提前停止",
+    "seed": "随机种子",
+    "unreadable": "读不了的图片",
+    "start.name": "起始权重",
+    "start.why": "选择它的依据",
+    "start.licence": "起始权重的许可证",
+    "start.expected": "预计秒数",
+    "system": "系统",
+    "threads": "线程数",
+}
+KINDS = {"note": "说明", "skipped": "跳过", "rung": "方法", "doctor": "诊断", "resume": "继续"}  # of events, in Chinese
 
 
 @dataclass(frozen=True)
@@ -95,9 +131,9 @@ def write_report(folder: Path, report: RunReport) -> Path:
             "" if confusion is None or not confusion.any() else class_tables(confusion, classes),
             section("Sample predictions", "预测示例", gallery(report.samples, samples)),
             section("Events", "事件", _events(log)),
-            section("All numbers", "全部数值", table_of(result)),
+            section("All numbers", "全部数值", table_of(result, CHINESE_KEYS)),
             section("Recipe", "配方", f"<pre>{escaped(recipe_text.strip())}</pre>" if recipe_text.strip() else ""),
-            section("Environment", "环境", table_of(report.environment)),
+            section("Environment", "环境", table_of(report.environment, CHINESE_KEYS)),
         ]
     )
     path = folder / REPORT
@@ -223,12 +259,12 @@ def _events(log: list[dict[str, Any]], most: int = 40) -> str:
     rows = []
     for event in events[:most]:
         rest = {k: v for k, v in event.items() if k not in ("kind", "step", "time", "text", "message")}
-        parts = [str(event[key]) for key in ("text", "message") if key in event]
-        parts += [f"{key}: {value}" for key, value in flat(rest).items()]
-        kind, step = escaped(event["kind"]), event["step"]
-        rows.append(f'<tr><td>{step}</td><td>{kind}</td><td class="name">{escaped("; ".join(parts))}</td></tr>')
+        parts = [translated(event[key]) for key in ("text", "message") if key in event]
+        parts += [escaped(f"{key}: {value}") for key, value in flat(rest).items()]
+        kind, step = both(escaped(event["kind"]), KINDS.get(event["kind"], escaped(event["kind"]))), event["step"]
+        rows.append(f'<tr><td>{step}</td><td>{kind}</td><td class="name">{"; ".join(parts)}</td></tr>')
     if len(events) > most:
         more = both(f"and {len(events) - most} more, in log.jsonl", f"还有 {len(events) - most} 条，见 log.jsonl")
         rows.append(f"<tr><td></td><td></td><td>{more}</td></tr>")
-    head = f"<tr><th>{both('step', '步')}</th><th>{both('kind', '类型')}</th><th>{both('what', '日志原文')}</th></tr>"
+    head = f"<tr><th>{both('step', '步')}</th><th>{both('kind', '类型')}</th><th>{both('what', '内容')}</th></tr>"
     return f'<div class="wide"><table class="events">{head}{"".join(rows)}</table></div>' if rows else ""
