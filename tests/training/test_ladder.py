@@ -139,6 +139,16 @@ def test_killed_and_resumed_ends_with_the_same_bits(climbed, folder, weights, tm
     assert again.result == resumed.result
 
 
+def test_a_rung_that_is_stopped_says_how_to_resume_the_whole_run(folder, weights, tmp_path, monkeypatch):
+    def stop(recipe, run, *rest, **more):
+        raise Stopped(f"saved at step 3 of 9. Resume: vitlab train --resume {run}")
+
+    monkeypatch.setattr("vitlab.training.ladder.fit_part", stop)
+    with pytest.raises(Stopped) as stopped:
+        vitlab.train(folder, [f"model.init_from={weights}", f"run.dir={tmp_path / 'run'}", *SMALL])
+    assert str(stopped.value) == f"saved at step 3 of 9. Resume: vitlab train --resume {tmp_path / 'run'}"
+
+
 def test_settings_changed_on_resume_reach_the_rungs_that_are_not_finished(folder, weights, tmp_path):
     settings = [f"model.init_from={weights}", f"run.dir={tmp_path / 'run'}", *SMALL]
     with pytest.raises((KeyboardInterrupt, Stopped)):

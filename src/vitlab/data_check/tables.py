@@ -80,7 +80,7 @@ def _counts(result: CheckResult) -> Table:
     if result.imbalance is not None:
         largest = "largest class" if result.kind == "class" else "most frequent label"
         rows.append([largest, f"{result.imbalance:.1f} times the smallest"])
-    return Table(["", ""], [*rows, ["features", result.method.model]])
+    return Table(["", ""], [*rows, ["features", result.method.model]], prose=("",))
 
 
 def _rest(items: Sized) -> list[str]:

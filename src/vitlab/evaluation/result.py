@@ -149,7 +149,7 @@ def _summary(result: Evaluation) -> Table:
         rows.append(("", f"and {more} more (--json names all)"))
     reducer = "" if result.reducer is None else f", with {result.reducer}"
     heading = f"{result.checkpoint} on {result.data}, {result.split} split{reducer}"
-    return Table(["", ""], rows, heading=[heading])
+    return Table(["", ""], rows, heading=[heading], prose=("",))
 
 
 def _recalls(retrieval: Retrieval) -> Table:

@@ -96,7 +96,7 @@ class DataSummary(Tabular):
         if (more := len(self.unreadable) - UNREADABLE) > 0:
             rows.append(["", f"... {more} more of {count(self.looked_at)} looked at"])
         rows += [["note", note] for note in self.notes]
-        summary = Table(["", ""], rows, heading=[self.name])
+        summary = Table(["", ""], rows, heading=[self.name], prose=("",))
         return [summary] if self.captions or self.numbers else [summary, self._class_table()]
 
     def _class_table(self) -> Table:

@@ -52,7 +52,7 @@ from vitlab.training.job import MODEL, OBJECTIVE_FOR, open_once
 from vitlab.training.labels import differing
 from vitlab.training.ladder_plan import Planner, RungPlan, own_settings
 from vitlab.training.ladder_state import RUNGS, LadderState
-from vitlab.training.loop import Beginning, Show, check_resume, fit_part
+from vitlab.training.loop import Beginning, Show, Stopped, check_resume, fit_part
 from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.probe import Probe, fit_probe
 from vitlab.training.recipe import AUTO, ModelRecipe, Recipe, from_tables, setting, to_toml, with_settings
@@ -387,7 +387,10 @@ class Ladder:
         self.note(f"{title}: {epochs} {'pass' if epochs == 1 else 'passes'} over {self.planner.facts.train:,} images")
         resume = (folder / "recipe.toml").exists()
         begin = Beginning(resume, changed and resume, self.data, since=began)
-        result = fit_part(recipe, folder, begin, show=self.show, finishing=finish_rung)
+        try:
+            result = fit_part(recipe, folder, begin, show=self.show, finishing=finish_rung)
+        except Stopped as stopped:  # the whole run is resumed, and not this rung alone
+            raise Stopped(str(stopped).replace(f"--resume {folder}", f"--resume {self.run}")) from None
         stored, labels = load_file(folder / ANSWERS), label_tensor(self.data.val.labels)
         rung = self._rung(name, title, Scores(stored["logits"], labels, stored["read"], 0.0), 0.0, folder / BEST)
         seconds = max(time.perf_counter() - began, float(result["seconds"]))  # it may have run before a resume
