@@ -182,3 +182,20 @@ def test_runs_show_themselves(tmp_path):
     assert reader.rows[1][:4] == ["<b>one", "digits", "vit_digits", "97.50 %"]
     assert "skipped: " in "".join(reader.text) and "97.50 %" in str(listed.runs[0])
     assert f"report: {run / 'report.html'}" in str(TrainedRun(run, {}))
+
+
+@pytest.mark.parametrize(("width", "kept"), [(48, "abcd"), (47, "acd"), (36, "acd"), (35, "ad"), (1, "ad")])
+def test_a_narrow_terminal_goes_without_the_droppable_columns(width, kept):
+    """In their order, and no more of them than it must: each column takes ten characters and a gap of two."""
+    row = [letter * 10 for letter in "abcd"]
+    table = Table(list("abcd"), [row, row], total=row, droppable=("b", "c")).fitted(width)
+    assert table.titles == list(kept) and table.rows == [[letter * 10 for letter in kept]] * 2
+    assert table.total == table.rows[0]
+    long = Table(["a", "note"], [["x" * 10, "y" * 99]], prose=("note",), droppable=("a",))
+    assert long.fitted(34).titles == ["a", "note"] and long.fitted(33).titles == ["note"]  # prose is folded at 20
+
+
+def test_the_best_row_is_strong():
+    reader = check(Table(["a"], [["1"], ["2"]], strong=[1])._repr_html_())
+    assert reader.rows == [["a"], ["1"], ["2"]]
+    assert Table(["a"], [["1"], ["2"]], strong=[1])._repr_html_().count("<th") == 2
