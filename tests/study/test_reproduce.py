@@ -358,23 +358,9 @@ def test_value_is_one_arm():
 
 def test_arms_and_criteria_have_chinese_names():
     """Of every claim; what stays in Latin letters is a name that Chinese texts use too."""
-    kept = {
-        "ViT",
-        "Swin",
-        "ResNet",
-        "ToMe",
-        "Mixup",
-        "CutMix",
-        "AdamW",
-        "SGD",
-        "token",
-        "stem",
-        "softmax",
-        "post",
-        "pre",
-    }
+    kept = "ViT Swin ResNet ToMe Mixup CutMix AdamW SGD token stem softmax QK post pre norm"
     for claim in CLAIMS.values():
         for label in [*(arm.name for arm in claim.arms), *(criterion.label for criterion in claim.rule)]:
             assert arm_in_language(label, "en") == label
-            words = set(re.findall("[A-Za-z]{2,}", arm_in_language(label, "zh"))) - kept
+            words = set(re.findall("[A-Za-z]{2,}", arm_in_language(label, "zh"))) - set(kept.split())
             assert not words, (claim.name, label)
