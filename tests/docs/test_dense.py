@@ -1,5 +1,5 @@
-"""docs/{en,zh}/{linear_head,eomt,yolos,dpt}.md: the code runs and gives the shapes, tables are the registry's, and both
-languages hold the same.
+"""docs/{en,zh}/linear_head.md, eomt, yolos, dpt and segformer: the code runs and gives the shapes, tables are the
+registry's, and both languages hold the same.
 """
 
 import re
@@ -12,7 +12,7 @@ from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("linear_head", "eomt", "yolos", "dpt")
+FAMILIES = ("linear_head", "eomt", "yolos", "dpt", "segformer")
 PAGES = {
     (name, language): (ROOT / "docs" / language / f"{name}.md").read_text(encoding="utf-8")
     for name in FAMILIES
@@ -47,9 +47,11 @@ def test_the_table_is_the_registrys(name):
     for model, entry in MODELS.items():
         if entry.family == name:
             c = entry.config
-            height, width = c.image_size
-            encoder = f"{c.encoder.width} x {c.encoder.depth}"
-            rows[model] = [encoder, f"{height} x {width}", f"{size_of(model)[0]:,}"]
+            if name == "segformer":
+                cells = [" ".join(map(str, values)) for values in (c.encoder.widths, c.encoder.depths)]
+            else:
+                cells = [f"{c.encoder.width} x {c.encoder.depth}", "{} x {}".format(*c.image_size)]
+            rows[model] = [*cells, f"{size_of(model)[0]:,}"]
     for language in ("en", "zh"):
         told = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGES[name, language], re.MULTILINE)
         assert {model: cells.split(" | ") for model, cells in told} == rows

@@ -59,6 +59,8 @@ def _shallow(config: Any) -> dict[str, Any]:
         by_stage = ("heads", "widths", "reductions", "mlp_ratios")
         ends = {key: (value[0], value[-1]) for key, value in vars(config).items() if key in by_stage}
         return {**ends, "depths": (2, 1)}
+    if config.wraps_encoder and hasattr(config.encoder, "depths"):  # a network around one of stages
+        return _shallow(config.encoder)
     if hasattr(config, "joined"):
         return {"depth": 1, "joined": 1}
     if hasattr(config, "layers"):  # which blocks a head reads

@@ -64,7 +64,7 @@ OPEN = ("vit", "clip", "dino", "resnet", "dinov3", "eva02", "pe")  # the others 
 # In half of the time; their operations stand in the ONNX files of the others, and DINO below.
 AS_PT2 = (
     *("dino", "hybrid", "clip_vision", "siglip", "naflex_vit", "relpos", "aimv2", "eva02", "pe", "swinv2", "pvt"),
-    *("aimv2_lit", "eva02_clip", "pe_clip", "linear_head", "yolos", "dpt"),
+    *("aimv2_lit", "eva02_clip", "pe_clip", "linear_head", "yolos", "dpt", "segformer"),
 )
 
 

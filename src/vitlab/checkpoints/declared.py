@@ -29,7 +29,7 @@ NOT_READ = {  # regex of a model_type or architecture -> what it is, and what to
     ),
     r"bit|levit.*|cvt|focalnet.*|poolformer.*|mobilevit.*|nfnet.*|dm_nfnet.*|seresnet.*|rexnet.*": CONVOLUTIONAL,
     r"prompt_depth_anything|dpt|zoedepth|glpn|depth_pro": DEPTH,
-    r"sam|sam[23].*|sam_hq|samvit.*|.*detr.*|mask2former|maskformer|oneformer|segformer|vitdet": DETECTOR,
+    r"sam|sam[23].*|sam_hq|samvit.*|.*detr.*|mask2former|maskformer|oneformer|vitdet": DETECTOR,
     r"(.*_)?(llava|idefics|blip|instructblip).*|qwen.*|paligemma.*|gemma.*|mllama|internvl.*": LANGUAGE,
     r"pixtral|kosmos.*|smolvlm.*|git|vision-encoder-decoder|florence.*|molmo.*|phi.*": LANGUAGE,
     r"(clip|siglip2?|metaclip_2|aimv2|tipsv2|altclip|chinese_clip)_text_model": TEXT,

@@ -198,6 +198,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Eomt": {"resample": 2, "size": {"shortest_edge": 640}, **_IMAGENET},
     "Yolos": {"resample": 2, "size": {"shortest_edge": 800}, **_IMAGENET},
+    "Segformer": {"resample": 2, "size": {"height": 512, "width": 512}, **_IMAGENET},
     "DPT": {"resample": 3, "size": {"height": 384, "width": 384}, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},

@@ -24,6 +24,7 @@ from vitlab.models.base import Capability, Network, WrapsEncoder
 from vitlab.models.config import Config, nearest, option_paths
 from vitlab.models.dense import DenseOutput, DenseTarget
 from vitlab.models.entry import IMAGENET
+from vitlab.models.pvt import PVTv2, PVTv2Config
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import ViTConfig
 
@@ -95,10 +96,17 @@ class DenseConfig(Config):
         return super().with_options(**kept)
 
 
+FIRST: dict[str, tuple[type[Config], Callable[[Any], Network]]] = {
+    # The registry, which lists these papers too, is made of configs around them.
+    "vit": (ViTConfig, VisionTransformer),
+    "pvt_v2": (PVTv2Config, PVTv2),
+}
+
+
 def _family(name: str) -> tuple[type[Config], Callable[[Any], Network]]:
     """The config and the network of a family."""
-    if name == "vit":  # the registry, which lists these papers too, is made of configs around it
-        return ViTConfig, VisionTransformer
+    if name in FIRST:
+        return FIRST[name]
     from vitlab.models.registry import FAMILIES
 
     if name not in FAMILIES:

@@ -22,6 +22,7 @@ from vitlab.models import (
     pvt,
     relpos,
     resnet,
+    segformer,
     siglip,
     swin,
     swinv2,
@@ -63,5 +64,6 @@ INDEX = (
     (eomt.PAPER, "eomt.FAMILY"),
     (yolos.PAPER, "yolos.FAMILY"),
     (dpt.PAPER, "dpt.FAMILY"),
+    (segformer.PAPER, "segformer.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
