@@ -217,6 +217,9 @@ def expected_for(name: str) -> Preprocess:
         return Preprocess(MODELS[name].config.image_size, **STRETCH, **HALF)
     if name.startswith("pe_"):
         return Preprocess(MODELS[name].config.image_size, **CROP, **HALF)  # each at its own size
+    if name.startswith(("linear_head", "eomt", "yolos", "segformer", "depth_anything")):  # the whole image
+        rule = "bicubic" if name.startswith("depth_anything") else "bilinear"
+        return Preprocess(MODELS[name].config.image_size, **{**STRETCH, "interpolation": rule}, **IMAGENET)
     assert name.startswith(("vit_", "beit_"))
     side = 384 if name == "vit_base_r50_s16" else 224
     return Preprocess((side, side), **STRETCH, **HALF)

@@ -209,5 +209,8 @@ def _config(size: str) -> DPTConfig:
 
 PAPER = Paper(
     *("dpt", DPTConfig, DPT),
-    [Entry(f"depth_anything_v2_{size}", "dpt", _config(size), STRETCH) for size in SIZES],
+    [
+        Entry(f"depth_anything_v2_{size}", "dpt", _config(size), {**STRETCH, "interpolation": "bicubic"})
+        for size in SIZES
+    ],
 )
