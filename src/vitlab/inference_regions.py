@@ -130,19 +130,21 @@ def predict_regions(
     if not 0 < threshold < 1:
         raise UsageError(f"threshold={threshold} must lie between 0 and 1.")
     listed = [images] if isinstance(images, str | PathLike | bytes | np.ndarray | Image.Image) else list(images)
-    sources, found = find_images(listed), RegionPredictions()
+    sources, predictions = find_images(listed), RegionPredictions()
     classes = [network.label_of(k) for k in range(network.classes)]
     with evaluating(network):
         step = 1 if windows else batch_size
         for first in range(0, len(sources), step):
             opened = list(_opened(sources[first : first + step], first))
-            said = iter(_answer(network, kind, [picture for _, picture, _ in opened if picture is not None], windows))
+            answers = iter(
+                _answer(network, kind, [picture for _, picture, _ in opened if picture is not None], windows)
+            )
             for name, picture, error in opened:
-                answer = None if picture is None else next(said).above(threshold)
-                found.append(RegionPrediction(name, classes, kind, answer, error))
+                answer = None if picture is None else next(answers).above(threshold)
+                predictions.append(RegionPrediction(name, classes, kind, answer, error))
             if progress is not None:
                 progress(len(opened))
-    return found
+    return predictions
 
 
 def _opened(sources: Sequence[Source], first: int) -> Iterator[tuple[str, Image.Image | None, str | None]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from vitlab.checkpoints import hf
 from vitlab.checkpoints.family import Clues, Written
@@ -17,7 +16,7 @@ def encoder_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(Rule(f"encoder.{rule.ours}", rule.theirs, rule.codec) for rule in rules)
 
 
-def encoder_clues(clues: Clues, own: Mapping[str, Any]) -> Clues:
+def encoder_clues(clues: Clues, own: Collection[str]) -> Clues:
     """What is stated about the encoder alone: all but the head's `own` options."""
     shared = {name: value for name, value in clues.stated.options.items() if name not in own}
     return replace(clues, stated=replace(clues.stated, options=shared))

@@ -131,14 +131,14 @@ def _predict_regions(
         raise UsageError(f"{output.out}: is a file; masks and overlays need a folder.")
     options = {**BatchOptions.for_load(model), "threshold": output.threshold or THRESHOLD, "windows": output.windows}
     with counting("images", len(sources)) as progress:
-        found = predict_regions(checkpoint, sources, progress=progress, **options)
+        predictions = predict_regions(checkpoint, sources, progress=progress, **options)
     if output.out is not None:
-        say(f"written: {len(write_regions(found, output.out)):,} files to {output.out}")
+        say(f"written: {len(write_regions(predictions, output.out)):,} files to {output.out}")
     if json:
-        print_json([prediction.to_dict() for prediction in found])
+        print_json([prediction.to_dict() for prediction in predictions])
     elif output.out is None:
-        print_table(found.table(len(found)))
-    if errors := [prediction.error for prediction in found if prediction.error is not None]:
+        print_table(predictions.table(len(predictions)))
+    if errors := [prediction.error for prediction in predictions if prediction.error is not None]:
         for error in errors:
             say(f"vitlab: {one_line(error)}")
         raise SystemExit(1)

@@ -22,8 +22,8 @@ def evaluate_network(
         has = REGION_NAMES[split.kind] if isinstance(split, Annotated) else "no masks or boxes"
         raise UsageError(f"{name} gives {REGION_NAMES[kind]}, and {data.name} has {has}.")
     if network.labels != data.classes:
-        known = network.labels or [network.label_of(k) for k in range(network.classes)]
-        what = differing(known, data.classes, "the checkpoint", "the data")
+        labels = network.labels or [network.label_of(k) for k in range(network.classes)]
+        what = differing(labels, data.classes, "the checkpoint", "the data")
         raise UsageError(f"{name} knows other classes than {data.name} has, or in another order: {what}.")
     image_set = ImageSet(split, network.require_preprocess())
     count = adding(progress, data.name, len(image_set))

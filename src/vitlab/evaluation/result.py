@@ -196,9 +196,9 @@ def _regions(scores: RegionScores) -> Table:
     rows, heading = scores.per_class(), []
     names = [name for name in rows[0] if name != "class"] if rows else []
     if len(rows) > CLASSES:
-        known = [row for row in rows if row[names[0]] is not None]
-        heading = [f"The {min(CLASSES, len(known))} worst of {len(rows)} classes (--json has all)"]
-        rows = sorted(known, key=lambda row: row[names[0]])[:CLASSES]
+        scored = [row for row in rows if row[names[0]] is not None]
+        heading = [f"The {min(CLASSES, len(scored))} worst of {len(rows)} classes (--json has all)"]
+        rows = sorted(scored, key=lambda row: row[names[0]])[:CLASSES]
     titles = [{"iou": "IoU"}.get(name, name.upper()) for name in names]
     cells = [[row["class"], *(_percent(row[name]) for name in names)] for row in rows]
     return Table(["class", *titles], cells, titles, heading)

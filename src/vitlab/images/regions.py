@@ -110,9 +110,11 @@ class Regions:
         size = (ids.shape[0], ids.shape[1])
         order = np.argsort(numbers)
         ranks = np.searchsorted(numbers[order], ids).clip(max=max(len(numbers) - 1, 0))
-        found = find_objects(np.where(numbers[order][ranks] == ids, ranks + 1, 0), len(numbers)) if len(numbers) else []
+        slices = (
+            find_objects(np.where(numbers[order][ranks] == ids, ranks + 1, 0), len(numbers)) if len(numbers) else []
+        )
         boxes = np.zeros((len(numbers), 4))
-        for rank, place in enumerate(found):
+        for rank, place in enumerate(slices):
             if place is not None:
                 rows, columns = place
                 boxes[order[rank]] = columns.start, rows.start, columns.stop, rows.stop

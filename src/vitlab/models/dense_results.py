@@ -73,15 +73,15 @@ def instances(
     threshold: float = 0.8,
 ) -> list[Segments]:
     """Each query is one object; its score is that of its class times the mean probability of its mask."""
-    found: list[Segments] = []
+    results: list[Segments] = []
     for classes, masks in _by_image(output, view, sizes, contents):
         scores, labels = classes.softmax(-1)[:, :-1].max(-1)  # (Q,)
         inside = masks > 0  # (Q, H, W)
         area = inside.flatten(1).sum(1)
         scores = scores * (masks.sigmoid() * inside).flatten(1).sum(1) / (area + 1e-6)
         kept = ((area > 0) & (scores >= threshold)).nonzero()[:, 0]
-        found.append(_segments(inside[kept], labels[kept], scores[kept], kept))
-    return found
+        results.append(_segments(inside[kept], labels[kept], scores[kept], kept))
+    return results
 
 
 def panoptic(
@@ -99,7 +99,7 @@ def panoptic(
     A query counts from a probability of `threshold`, and if it keeps more than a share `overlap` of its mask. Those of
     a class in `stuff` (sky, road) become one segment.
     """
-    found: list[Segments] = []
+    results: list[Segments] = []
     for classes, masks in _by_image(output, view, sizes, contents):
         scores, labels = classes.softmax(-1).max(-1)
         sure = ((labels < classes.shape[-1] - 1) & (scores > threshold)).nonzero()[:, 0]
@@ -120,21 +120,21 @@ def panoptic(
             chosen.append(number)
         kept = torch.tensor(chosen, dtype=torch.int64, device=masks.device)
         regions = torch.stack(parts) if parts else torch.zeros(0, *masks.shape[-2:], dtype=torch.bool)
-        found.append(_segments(regions.to(masks.device), labels[kept], scores[kept], sure[kept]))
-    return found
+        results.append(_segments(regions.to(masks.device), labels[kept], scores[kept], sure[kept]))
+    return results
 
 
 def detections(output: DenseOutput, sizes: Sequence[Size], *, threshold: float = 0.5) -> list[Detections]:
     """Boxes whose class is surer than `threshold`, in the pixels of images of these sizes."""
     if output.classes is None or output.boxes is None:
         raise UsageError("this network gives no boxes: use `instances`, whose boxes come from masks.")
-    found: list[Detections] = []
+    results: list[Detections] = []
     for logits, boxes, (H, W) in zip(output.classes, output.boxes, sizes, strict=True):
         scores, labels = logits.softmax(-1)[:, :-1].max(-1)
         kept = (scores > threshold).nonzero()[:, 0]
         places = corners(boxes[kept]) * boxes.new_tensor([W, H, W, H])
-        found.append(Detections(places, labels[kept], scores[kept], kept))
-    return found
+        results.append(Detections(places, labels[kept], scores[kept], kept))
+    return results
 
 
 def _segments(masks: Tensor, labels: Tensor, scores: Tensor, queries: Tensor) -> Segments:

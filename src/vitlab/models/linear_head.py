@@ -138,8 +138,8 @@ def pixel_loss(logits: Tensor, targets: Sequence[DenseTarget]) -> Tensor:
         assert target.semantic is not None
         enlarged = F.interpolate(image[None], size=tuple(target.semantic.shape), mode="bilinear")  # (1, K, H, W)
         losses.append(F.cross_entropy(enlarged, target.semantic[None], ignore_index=VOID, reduction="sum"))
-    known = sum((t.semantic != VOID).sum() for t in targets if t.semantic is not None)
-    return torch.stack(losses).sum() / all_mean(torch.as_tensor(known, dtype=logits.dtype)).clamp(min=1)
+    pixels = sum((t.semantic != VOID).sum() for t in targets if t.semantic is not None)
+    return torch.stack(losses).sum() / all_mean(torch.as_tensor(pixels, dtype=logits.dtype)).clamp(min=1)
 
 
 NANO = ViTConfig().with_options(image_size=32, patch_size=4, width=64, depth=4, heads=4, mlp_ratio=2.0, classes=0)

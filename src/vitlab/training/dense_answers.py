@@ -76,14 +76,14 @@ def answers(
     output: DenseOutput, sizes: Sequence[Size], view: Size, kind: RegionKind, most: int = MOST_OBJECTS
 ) -> list[DenseAnswer]:
     """One for each image of a batch, all of which was seen in a `view` of this size; `most`: objects of an image."""
-    found: list[DenseAnswer] = []
+    answered: list[DenseAnswer] = []
     for index, size in enumerate(sizes):
         one = _of_image(output, index)
         if kind == "semantic":
-            found.append(DenseAnswer(size, semantic_maps(one, view, [size])[0].to(torch.uint8).numpy()))
+            answered.append(DenseAnswer(size, semantic_maps(one, view, [size])[0].to(torch.uint8).numpy()))
         else:
-            found.append(DenseAnswer(size, objects=_objects(_surest(one, most), view, size, kind)))
-    return found
+            answered.append(DenseAnswer(size, objects=_objects(_surest(one, most), view, size, kind)))
+    return answered
 
 
 def _of_image(output: DenseOutput, index: int) -> DenseOutput:
@@ -106,10 +106,10 @@ def _objects(output: DenseOutput, view: Size, size: Size, kind: RegionKind) -> l
     if output.boxes is not None and (kind == "detect" or output.masks is None):
         if kind == "instance":
             raise UsageError("this network gives boxes and no masks: its objects are learned by objective.name=detect.")
-        found = detections(output, [size], threshold=LEAST_SCORE)[0]
-        limits = found.boxes.new_tensor([size[1], size[0]] * 2)
-        boxes = found.boxes.clamp(min=0).minimum(limits)
-        rows = zip(found.labels.tolist(), found.scores.tolist(), boxes.tolist(), strict=True)
+        detected = detections(output, [size], threshold=LEAST_SCORE)[0]
+        limits = detected.boxes.new_tensor([size[1], size[0]] * 2)
+        boxes = detected.boxes.clamp(min=0).minimum(limits)
+        rows = zip(detected.labels.tolist(), detected.scores.tolist(), boxes.tolist(), strict=True)
         return [FoundObject(k, score, (a, b, c, d)) for k, score, (a, b, c, d) in rows if c > a and d > b]
     objects: list[FoundObject] = []
     assert output.classes is not None

@@ -65,14 +65,14 @@ class RegionScores:
 
     def numbers(self) -> dict[str, float]:
         """All figures, as the log and result.json have them."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         if self.confusion is not None:
-            found |= {"miou": mean_of(class_ious(self.confusion)), "pixel_accuracy": pixel_accuracy(self.confusion)}
+            values |= {"miou": mean_of(class_ious(self.confusion)), "pixel_accuracy": pixel_accuracy(self.confusion)}
         if self.precision is not None:
-            found |= {"ap": self.precision.ap, "ap50": self.precision.ap50, "ap75": self.precision.ap75}
+            values |= {"ap": self.precision.ap, "ap50": self.precision.ap50, "ap75": self.precision.ap75}
         if self.panoptic is not None:
-            found |= {"pq": mean_of(self.panoptic.quality())}
-        return found
+            values |= {"pq": mean_of(self.panoptic.quality())}
+        return values
 
     def per_class(self) -> list[dict[str, Any]]:
         """Figures of each class; None where neither truth nor answers have it."""
@@ -149,16 +149,16 @@ def _answered(
         view = RegionView(Geometry(size, pre.size, 0, 0), pre.size)  # all of the image
         return image_set.cut(image, view, name), data.regions(int(part[position]), size)
 
-    found, kept, bad = image_set.read(part, look)
+    loaded, kept, bad = image_set.read(part, look)
     skipped |= bad
-    if not found:
+    if not loaded:
         return []
-    pixels, truths = zip(*found, strict=True)
+    pixels, truths = zip(*loaded, strict=True)
     device = next(model.parameters()).device
     output = model(image_set.normalise(torch.stack(pixels)).to(device))
     most = max(MOST_OBJECTS, *(len(truth.labels) for truth in truths))
-    said = answers(output, [truth.size for truth in truths], pre.size, kind, most)
-    return list(zip(part[kept].tolist(), said, truths, strict=True))
+    answered = answers(output, [truth.size for truth in truths], pre.size, kind, most)
+    return list(zip(part[kept].tolist(), answered, truths, strict=True))
 
 
 # ---- what is collected of all images
@@ -171,7 +171,7 @@ class RegionComparison:
     kind: RegionKind
     classes: int
     truth: list[dict[str, Any]] = field(default_factory=list)  # objects as COCO writes them
-    found: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
     images: list[dict[str, Any]] = field(default_factory=list)
     confusion: np.ndarray = field(init=False)
     panoptic: PanopticCounts = field(init=False)
@@ -182,14 +182,14 @@ class RegionComparison:
 
     @classmethod
     def joined(cls, parts: Sequence[RegionComparison]) -> RegionComparison:
-        whole = cls(parts[0].kind, parts[0].classes)
+        total = cls(parts[0].kind, parts[0].classes)
         for part in parts:
-            whole.truth += part.truth
-            whole.found += part.found
-            whole.images += part.images
-            whole.confusion += part.confusion
-            whole.panoptic = whole.panoptic.plus(part.panoptic)
-        return whole
+            total.truth += part.truth
+            total.answers += part.answers
+            total.images += part.images
+            total.confusion += part.confusion
+            total.panoptic = total.panoptic.plus(part.panoptic)
+        return total
 
     def add(self, image: int, answer: DenseAnswer, truth: Regions) -> float:
         """How good the answer for this image is, 0 to 1."""
@@ -200,7 +200,7 @@ class RegionComparison:
             return mean_of(class_ious(counts))
         self.images.append({"id": image, "height": truth.size[0], "width": truth.size[1]})
         self.truth += _coco_truth(image, truth, masks=self.kind == "instance")
-        self.found += _coco_answer(image, answer)
+        self.answers += _coco_answer(image, answer)
         if self.kind == "detect":
             return boxes_found(answer, truth)
         counts = panoptic_of(answer, truth, self.classes)
@@ -222,12 +222,12 @@ def _coco_truth(image: int, truth: Regions, *, masks: bool) -> list[dict[str, An
 
 
 def _coco_answer(image: int, answer: DenseAnswer) -> list[dict[str, Any]]:
-    """Objects as COCO's results hold them."""
+    """Objects as COCO's results hold them, with what its index asks of annotations."""
     rows = []
     for found in answer.objects:
         left, top, right, bottom = found.box
         row: dict[str, Any] = {"image_id": image, "category_id": found.label, "score": found.score}
-        row["bbox"] = [left, top, right - left, bottom - top]
+        row |= {"bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top), "iscrowd": 0}
         if found.outline is not None:
             row["segmentation"] = found.outline.to_coco(answer.size)
         rows.append(row)
@@ -239,8 +239,8 @@ def _coco_answer(image: int, answer: DenseAnswer) -> list[dict[str, Any]]:
 
 def confusion_of(truth: np.ndarray, answer: np.ndarray, classes: int) -> np.ndarray:
     """(K, K) pixels of two maps (H, W): row = truth, column = answer; void is left out."""
-    known = truth != VOID
-    pairs = truth[known].astype(np.int64) * classes + answer[known]
+    labelled = truth != VOID
+    pairs = truth[labelled].astype(np.int64) * classes + answer[labelled]
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -255,8 +255,8 @@ def pixel_accuracy(confusion: np.ndarray) -> float:
 
 
 def mean_of(values: Sequence[float | None], empty: float = 0.0) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else empty
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else empty
 
 
 # ---- objects
@@ -282,7 +282,7 @@ def average_precision(comparison: RegionComparison, what: Literal["segm", "bbox"
     classes = range(comparison.classes)
     with redirect_stdout(io.StringIO()):  # it prints its progress
         both = COCO(), COCO()
-        for coco, rows in zip(both, (comparison.truth, map(_measured, comparison.found)), strict=True):
+        for coco, rows in zip(both, (comparison.truth, comparison.answers), strict=True):
             dataset: Any = {  # which its types describe more narrowly than it reads
                 "images": comparison.images,
                 "annotations": [{**row, "id": number} for number, row in enumerate(rows, 1)],
@@ -307,10 +307,6 @@ def average_precision(comparison: RegionComparison, what: Literal["segm", "bbox"
         per_class=[mean(precision[:, :, k]) for k in classes],
         per_class50=[mean(precision[0, :, k]) for k in classes],
     )
-
-
-def _measured(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0}
 
 
 def boxes_found(answer: DenseAnswer, truth: Regions) -> float:
@@ -341,7 +337,7 @@ class PanopticCounts:
     """Of each class (K,): the IoU of found segments summed, how many were found, wrong answers, and missed segments."""
 
     iou: np.ndarray
-    found: np.ndarray
+    matched: np.ndarray
     wrong: np.ndarray
     missed: np.ndarray
 
@@ -350,12 +346,12 @@ class PanopticCounts:
         return cls(*np.zeros((4, classes)))
 
     def plus(self, other: PanopticCounts) -> PanopticCounts:
-        mine, theirs = ((c.iou, c.found, c.wrong, c.missed) for c in (self, other))
+        mine, theirs = ((c.iou, c.matched, c.wrong, c.missed) for c in (self, other))
         return PanopticCounts(*(a + b for a, b in zip(mine, theirs, strict=True)))
 
     def quality(self) -> list[float | None]:
         """sum of IoU / (TP + FP / 2 + FN / 2) of each class; None where it is neither there nor answered."""
-        counts = self.found + self.wrong / 2 + self.missed / 2
+        counts = self.matched + self.wrong / 2 + self.missed / 2
         return [float(iou / count) if count else None for iou, count in zip(self.iou, counts, strict=True)]
 
 
@@ -378,21 +374,21 @@ Segments = tuple[np.ndarray, np.ndarray]  # (H, W) numbers from 1, 0: none; and 
 
 def panoptic_counts(truth: Segments, answer: Segments, void: np.ndarray, classes: int) -> PanopticCounts:
     """A segment of which more than half is void is no wrong answer; void counts in no union."""
-    (ids, labels), (said, said_labels) = truth, answer
-    n, m = len(labels), len(said_labels)
-    pairs = np.bincount((ids.astype(np.int64) * (m + 1) + said).ravel(), minlength=(n + 1) * (m + 1))
+    (ids, labels), (answer_ids, answer_labels) = truth, answer
+    n, m = len(labels), len(answer_labels)
+    pairs = np.bincount((ids.astype(np.int64) * (m + 1) + answer_ids).ravel(), minlength=(n + 1) * (m + 1))
     both = pairs.reshape(n + 1, m + 1)  # pixels of each pair of segments
-    in_void = np.bincount(said[void], minlength=m + 1)[1:]
-    areas, said_areas = both.sum(axis=1)[1:], both.sum(axis=0)[1:]
-    union = areas[:, None] + (said_areas - in_void)[None] - both[1:, 1:]
-    iou = np.where(labels[:, None] == said_labels[None], both[1:, 1:] / np.maximum(union, 1), 0.0)  # (n, m)
+    in_void = np.bincount(answer_ids[void], minlength=m + 1)[1:]
+    areas, answer_areas = both.sum(axis=1)[1:], both.sum(axis=0)[1:]
+    union = areas[:, None] + (answer_areas - in_void)[None] - both[1:, 1:]
+    iou = np.where(labels[:, None] == answer_labels[None], both[1:, 1:] / np.maximum(union, 1), 0.0)  # (n, m)
     match = iou > 0.5  # of at most one pair in each row and column
     here, hits = areas > 0, match.any(axis=0)
-    wrong = ~hits & (said_areas > 0) & (in_void <= said_areas / 2)
+    wrong = ~hits & (answer_areas > 0) & (in_void <= answer_areas / 2)
     weights = {"weights": iou.max(axis=1, initial=0.0) * match.any(axis=1)}
     return PanopticCounts(
         np.bincount(labels, minlength=classes, **weights),
         np.bincount(labels[match.any(axis=1)], minlength=classes).astype(float),
-        np.bincount(said_labels[wrong], minlength=classes).astype(float),
+        np.bincount(answer_labels[wrong], minlength=classes).astype(float),
         np.bincount(labels[here & ~match.any(axis=1)], minlength=classes).astype(float),
     )

@@ -323,6 +323,6 @@ def _listed(
             continue
         if category not in numbers:
             bad.add(f"{image}, segment {number}", f"category_id {category} is not listed")
-        known = category in numbers
-        thing = int(known and category in things)
-        yield [number, numbers[category] if known else VOID, thing, int(bool(segment.get("iscrowd", 0)))]
+        listed = category in numbers
+        thing = int(listed and category in things)
+        yield [number, numbers[category] if listed else VOID, thing, int(bool(segment.get("iscrowd", 0)))]

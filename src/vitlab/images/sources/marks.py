@@ -31,6 +31,7 @@ VOID_NAMES = ("void", "ignore", "ignored", "unlabeled", "unlabelled")  # classes
 SHOWN = 20  # bad annotations in one message
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+StoredShape = list[list[float]] | dict[str, str | list[int]]  # COCO's polygons, or its run lengths
 
 
 @dataclass
@@ -236,7 +237,7 @@ def read_objects(record: str, size: tuple[int, int]) -> Regions:
     )
 
 
-def _shape(shape: Any, scale: np.ndarray) -> Shape:
+def _shape(shape: StoredShape, scale: np.ndarray) -> Shape:
     if isinstance(shape, dict):
         counts = shape["counts"]
         return RunLengths(np.array(read_counts(counts) if isinstance(counts, str) else counts, dtype=np.int64))

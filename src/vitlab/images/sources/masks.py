@@ -11,10 +11,9 @@ In maps of class numbers 255 is void, and so are classes named void, ignore or u
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -61,14 +60,14 @@ class ClassTable:
             holds, others = ("colours", "class numbers")[:: 1 if ids.ndim == 3 else -1]
             raise ImageError(f"its mask {record} holds {holds}, where others hold {others}.")
         codes = colour_codes(ids) if self.colours else ids
-        known = np.array(self.values + self.void)
-        order = np.argsort(known)
-        places = order[np.searchsorted(known[order], codes).clip(max=len(known) - 1)]
-        wrong = (known[places] != codes) & (self.colours | self.binary | (codes != VOID))
+        stated = np.array(self.values + self.void)
+        order = np.argsort(stated)
+        places = order[np.searchsorted(stated[order], codes).clip(max=len(stated) - 1)]
+        wrong = (stated[places] != codes) & (self.colours | self.binary | (codes != VOID))
         if wrong.any():
             raise ImageError(f"its mask {record} holds {self.shown(int(codes[wrong][0]))}, which no class has.")
         numbers = np.append(np.arange(len(self.values)), [VOID] * len(self.void)).astype(np.uint8)
-        return Regions.of_map(np.where(known[places] == codes, numbers[places], np.uint8(VOID)))
+        return Regions.of_map(np.where(stated[places] == codes, numbers[places], np.uint8(VOID)))
 
     def shown(self, value: int) -> str:
         return f"colour #{value:06x}" if self.colours else f"class number {value}"
@@ -119,7 +118,7 @@ def open_masks(path: Path, bad: BadAnnotations, allow: Allow) -> Marked | None:
     pairs = paired_folders(path, "masks") or (_configured(*config, allow) if config is not None else {})
     if not pairs:
         return None
-    splits, found = _collect(pairs, bad)
+    splits, records = _collect(pairs, bad)
     names = read_classes(path / "classes.txt")
     notes: list[str] = []
     if config is not None and (stated := config[1].get("classes", config[1] if config[0].suffix == ".json" else None)):
@@ -127,14 +126,14 @@ def open_masks(path: Path, bad: BadAnnotations, allow: Allow) -> Marked | None:
     elif names is not None:
         table = _without_void(dict(enumerate(names)), {})
     else:
-        table = measured_table([mask for masks in found.values() for mask in masks])
+        table = measured_table([mask for masks in records.values() for mask in masks])
         notes.append(
             f"{len(table.classes)} classes, by the {'colours' if table.colours else 'numbers'} in the masks. "
             f"{path / 'classes.txt'} gives them names, one a line."
         )
     if table.void:
         notes.append(f"pixels of {', '.join(map(table.shown, table.void))} are void: not learned and not counted.")
-    marked = {split: MarkedSplit(splits[split], Marks(Strings(found[split]), table)) for split in splits}
+    marked = {split: MarkedSplit(splits[split], Marks(Strings(records[split]), table)) for split in splits}
     return Marked(list(table.classes), marked, ("semantic",), bad, notes)
 
 
@@ -143,14 +142,14 @@ def open_instances(path: Path, bad: BadAnnotations) -> Marked | None:
     pairs = paired_folders(path, "instances")
     if not pairs:
         return None
-    splits, found = _collect(pairs, bad)
+    splits, records = _collect(pairs, bad)
     classes = read_classes(path / "classes.txt") or [OBJECT]
     if len(classes) > 1:
         raise DataError(
             f"{path / 'classes.txt'}: names {len(classes)} classes, and maps of object numbers have one. Use COCO JSON "
             "or YOLO text for objects of several classes."
         )
-    marked = {split: MarkedSplit(splits[split], Marks(Strings(found[split]), read_instances)) for split in splits}
+    marked = {split: MarkedSplit(splits[split], Marks(Strings(records[split]), read_instances)) for split in splits}
     return Marked(classes, marked, ("instance", "detect", "semantic"), bad)
 
 
@@ -165,7 +164,7 @@ def _collect(
     return images, masks
 
 
-def _configured(path: Path, config: dict[Any, Any], allow: Allow) -> dict[str, tuple[Path, Path]]:
+def _configured(path: Path, config: Mapping[object, object], allow: Allow) -> dict[str, tuple[Path, Path]]:
     """The folders that a config.yaml names for each split: train: {images: ..., masks: ...}"""
     pairs: dict[str, tuple[Path, Path]] = {}
     for name, value in config.items():

@@ -76,8 +76,8 @@ def _configured(path: Path, config: dict[str, object], allow: Allow) -> dict[str
         swapped = "labels".join(place.rsplit("images", 1))
         folders = []
         for wanted in (place, swapped):
-            found = [inside(path, start + wanted, allow) for start in ("", "../")]
-            folders.append(next((folder for folder in found if folder.is_dir()), None))
+            candidates = [inside(path, start + wanted, allow) for start in ("", "../")]
+            folders.append(next((folder for folder in candidates if folder.is_dir()), None))
         if folders[0] is None or folders[1] is None:
             raise DataError(f"{path}: {key} names {place}, and there is no folder {place} or {swapped}.")
         pairs[split] = folders[0], folders[1]
