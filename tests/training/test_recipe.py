@@ -98,7 +98,9 @@ def test_none_is_nothing_where_nothing_is_allowed_and_a_word_elsewhere():
 def test_a_recipe_for_another_model_leaves_out_what_that_model_lacks(tmp_path):
     show = Silent()
     few = {"data.per_class": 2, "run.epochs": 1, "run.dir": str(tmp_path / "run")}
-    vitlab.train("digits", {"model.name": "beit_digits", "model.depth": 1, **few}, show=show)
+    stem = tmp_path / "stem.toml"
+    stem.write_text('[data]\nsource = "digits"\n[model]\nname = "vit_digits"\nstem = "conv"\n', encoding="utf-8")
+    vitlab.train(str(stem), {"model.name": "beit_digits", "model.depth": 1, **few}, show=show)
     assert any("beit_digits has no" in note and "left out" in note for note in show.notes)
     recipe = read_recipe(tmp_path / "run" / "recipe.toml")
     assert recipe.model.name == "beit_digits" and recipe.model.options["depth"] == 1
