@@ -31,7 +31,7 @@ run: setup
 
 # Some tests start processes: the empty variable lets them share compiled files, where a machine forbids to write those.
 test: setup-dev browser
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup-dev
 	$(BIN)/ruff check .

@@ -91,13 +91,18 @@ def region_network(model: ModelOrName, device: str | None = None, **load_options
 
 
 def finds_regions(model: ModelOrName) -> bool:
-    """Whether a model gives masks or boxes; of checkpoints in a folder of our own."""
+    """Whether a model gives masks or boxes; of paths, checkpoints of our own. Loading says what is wrong."""
     if not isinstance(model, str | PathLike):
         return isinstance(model, DenseNetwork)
     folder = locate(fspath(model))
     if not (folder / CARD).is_file():
         return False
-    return issubclass(registry.FAMILIES[read_card(folder)["family"]][0], DenseConfig)
+    family = read_card(folder).get("family")
+    return (
+        isinstance(family, str)
+        and family in registry.FAMILIES
+        and issubclass(registry.FAMILIES[family][0], DenseConfig)
+    )
 
 
 def kind_of(model: Network) -> RegionKind:

@@ -43,7 +43,7 @@ def test_eval_prints_what_is_measured(runs, command):
         answer = command("eval", str(runs / name / "best"), str(runs / "data")).stdout
         assert figures in answer and "object" in answer
     values = json.loads(command("eval", str(runs / "seg_folder" / "best"), str(runs / "data"), "--json").stdout)
-    recorded = json.loads((runs / "seg_folder" / "result.json").read_text())
+    recorded = json.loads((runs / "seg_folder" / "result.json").read_text(encoding="utf-8"))
     assert values["miou"] == pytest.approx(recorded["miou"]) and values["per_class"][0]["class"] == "background"
     answer = command("eval", str(runs / "seg_folder" / "best"), str(runs / "data"), "--knn", code=2).stderr
     assert "is scored by its masks or boxes" in answer
@@ -55,7 +55,7 @@ def test_predict_writes_masks_json_and_overlays(runs, command, tmp_path):
     command("predict", best["seg_folder"], images, "-o", str(tmp_path / "seg"))
     masks = sorted((tmp_path / "seg" / "masks").iterdir())
     assert len(masks) == 10 and np.asarray(Image.open(masks[0])).shape == (32, 40)
-    assert (tmp_path / "seg" / "classes.txt").read_text().split() == ["background", "object"]
+    assert (tmp_path / "seg" / "classes.txt").read_text(encoding="utf-8").split() == ["background", "object"]
     assert len(list((tmp_path / "seg" / "overlays").iterdir())) == 10
     command("predict", best["instance_folder"], images, "-o", str(tmp_path / "objects"), "--threshold", "0.01")
     coco = COCO(tmp_path / "objects" / "annotations.json")

@@ -39,7 +39,7 @@ from vitlab.training.recipe import Recipe, with_settings
 
 ROOT = Path(__file__).parents[2]
 PROGRAM: Any = get_command(app)
-OTHERS = ("cp", "curl", "export", "make", "npm", "pip", "python", "source")
+OTHERS = ("cp", "curl", "docker", "export", "find", "kubectl", "make", "npm", "pip", "python", "source")
 TABLES = {
     "scans.csv": "path,label,patient\n1.jpg,a,1\n",
     "tags.csv": "image,labels\n1.jpg,cat;dog\n",
@@ -63,7 +63,7 @@ def commands(page: Path) -> list[list[str]]:
     for fence, block in fences:
         lines = block.replace("\\\n", " ").splitlines()
         found += [x.removeprefix("$ ") for x in lines if x and (fence == "bash" or x.startswith("$ "))]
-    return [shlex.split(re.sub(r"\s+# .*", "", line)) for line in found]
+    return [shlex.split(re.sub(r"\s+# .*|\$\([^)]*\)", "", line)) for line in found]
 
 
 PAGES = [
@@ -83,6 +83,10 @@ class Reader:
 
     def read(self, words: list[str]) -> None:
         processes = 1
+        if "|" in words:
+            self.read(words[words.index("|") + 1 :])
+            words = words[: words.index("|")]
+        words = words[next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)) :]
         if words[0] == "torchrun":
             started = get_args_parser().parse_args(words[1:])
             processes = int(started.nnodes.split(":")[-1]) * int(started.nproc_per_node)

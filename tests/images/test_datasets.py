@@ -302,7 +302,7 @@ def test_idx_that_do_not_fit_together(tmp_path):
 
 def test_a_folder_of_idx_files_alone_does_not_say_which_set_it_is(tmp_path):
     idx_files(tmp_path)
-    assert "data.source=fashion-mnist" in error(str(tmp_path))
+    assert f"name it, mnist or fashion-mnist, with data.path={tmp_path}" in error(str(tmp_path))
 
 
 # Downloads

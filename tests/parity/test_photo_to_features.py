@@ -61,6 +61,13 @@ def square(side: int) -> dict:
 
 
 MAE = dict(**SMALL, decoder_hidden_size=32, decoder_num_hidden_layers=1, decoder_num_attention_heads=4)
+DENSE = {  # what is read of networks for pixels and objects -> where it is compared
+    "depth_anything": "test_depth_anything.py",
+    "eomt": "test_eomt.py",
+    "eomt_dinov3": "test_eomt.py",
+    "segformer": "test_segformer.py",
+    "yolos": "test_yolos.py",
+}
 FAMILIES = {  # name -> model, processor, size that images are read at
     "vit": (
         lambda: hf.ViTForImageClassification(hf.ViTConfig(**SMALL, **CLASSES, image_size=48, patch_size=16)),
@@ -346,7 +353,8 @@ def test_photo_to_features(name, folders, photos):
 
 def test_every_model_type_that_is_read_is_compared():
     kinds = {name.split(",")[0] for name in FAMILIES}
-    assert kinds == MODEL_TYPES.keys()
+    assert kinds | DENSE.keys() == MODEL_TYPES.keys()
+    assert all((Path(__file__).parent / file).is_file() for file in DENSE.values())
 
 
 # ---------------------------------------------------------------- one DINOv2 folder, on every road

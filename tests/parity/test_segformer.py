@@ -42,7 +42,7 @@ def test_logits_agree_both_ways(tmp_path):
     written, source = (load_file(tmp_path / folder / "model.safetensors") for folder in ("back", "hf"))
     assert written.keys() == source.keys()
     assert all(torch.equal(value, written[key]) for key, value in source.items())
-    configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("hf", "back")]
+    configs = [json.loads((tmp_path / folder / "config.json").read_text(encoding="utf-8")) for folder in ("hf", "back")]
     left_out = ("transformers_version", "initializer_range", "layer_norm_eps", "semantic_loss_ignore_index")
     assert all(configs[1].get(k) == v for k, v in configs[0].items() if k not in (*left_out, "reshape_last_stage"))
 

@@ -108,6 +108,7 @@ SIZE = {"image_size": (16, 24), "patch_size": 8, "width": 48, "depth": 2, "heads
 SETTINGS = {
     **{f"model.{name}": value for name, value in SIZE.items()},
     "model.name": "vit_digits",
+    "model.stem": "conv",  # learns in fewer epochs
     "augment.crop": "none",
     "augment.flip": False,
     "data.val_fraction": 0.25,
