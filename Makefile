@@ -17,7 +17,7 @@ run: setup
 	@$(BIN)/vitlab inspect vit_base
 	@echo
 	@echo "This was the anatomy of ViT-B/16: every step of its forward pass, with the tensor's shape, its parameters and MACs."
-	@echo "Now a small ViT learns scikit-learn's 8 x 8 digits, which are in the package; it takes a minute or two."
+	@echo "Now a small ViT learns scikit-learn's 8 x 8 digits, which are in the package; it takes about a minute."
 	@echo
 	@$(BIN)/vitlab train digits run.dir=$(RUN)
 	@$(BIN)/vitlab eval $(RUN)/best digits
