@@ -88,7 +88,7 @@ class PillowDataset(TorchDataset):
         left, top, right, bottom = self.augment.boxes(np.array([image.size[::-1]]), number, seed=SEED, epoch=0)[
             0
         ].tolist()
-        image = image.crop((left, top, right, bottom)).resize(SIZE[::-1], Image.Resampling.BICUBIC)
+        image = image.crop((left, top, right, bottom)).resize((SIZE[1], SIZE[0]), Image.Resampling.BICUBIC)
         if self.augment.mirrored(number, seed=SEED, epoch=0)[0]:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         x = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)

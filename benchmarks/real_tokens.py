@@ -146,7 +146,8 @@ def main() -> None:
     figures = {}
     for size in args.sizes:
         figures[size] = compare(args.weights, args.photos, size, args.batch, args.rounds)
-        show(size, *figures[size], args.batch)
+        results, theirs = figures[size]
+        show(size, results, theirs, args.batch)
     if args.plot is not None:
         draw(figures, args.plot)
 

@@ -169,7 +169,9 @@ def attention_times(rounds: int) -> None:
         x, gradient = torch.randn(batch, tokens, width), torch.randn(batch, tokens, width)
         layers = {path: Attention(width, heads, path=path).train() for path in ("fused", "explicit")}
         layers["explicit"].load_state_dict(layers["fused"].state_dict())
-        runs = {path: partial(forward_backward, layer, x, gradient) for path, layer in layers.items()}
+        runs: dict[str, Callable[[], object]] = {
+            path: partial(forward_backward, layer, x, gradient) for path, layer in layers.items()
+        }
         times = alternate(runs, rounds)
         ratio = summary([a / b for a, b in zip(times["fused"], times["explicit"], strict=True)])
         medians = [f"{1e3 * summary(times[path])['median']:.2f} ms" for path in layers]
