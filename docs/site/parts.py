@@ -133,10 +133,12 @@ def _language(app: Sphinx, pagename: str, templatename: str, context: dict[str, 
 
 
 def _folders(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A link to a folder of the repository leads somewhere on disk, but to no page: its words stay."""
-    here = Path(app.srcdir, docname).parent
+    """A link to a folder, or to a text outside of docs/, leads somewhere on disk, but to no page: its words stay."""
+    here, pages = Path(app.srcdir, docname).parent, Path(app.srcdir).resolve()
 
     def words(link: re.Match) -> str:
-        return link[1] if (here / link[2]).is_dir() else link[0]
+        target = (here / link[2]).resolve()
+        elsewhere = target.suffix == ".md" and target.is_file() and pages not in target.parents
+        return link[1] if target.is_dir() or elsewhere else link[0]
 
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)\)", words, source[0])
