@@ -46,7 +46,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     new = stored_results(folder)
     before = {result.claim.name: result for result in read_stored()}
-    results = [result if result.values else before[result.claim.name] for result in new]
+    results = [result if result.values else before.get(result.claim.name, result) for result in new]
     contents = json.dumps([result.to_dict() for result in results], indent=1, ensure_ascii=False)
     STORED.write_text(contents + "\n", encoding="utf-8")
     PICTURES.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Masks and boxes for images, with a network for segmentation or detection.
 
-found = predict_regions("runs/nuclei/best", "photos/")
-found[0].objects[0].label, .score, .box
-write_regions(found, "answers/")               # masks/*.png, annotations.json, overlays/*.png
+answers = predict_regions("runs/nuclei/best", "photos/")
+answers[0].objects[0].label, .score, .box
+write_regions(answers, "answers/")              # masks/*.png, annotations.json, overlays/*.png
 """
 
 from __future__ import annotations
